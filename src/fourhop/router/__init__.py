@@ -1,0 +1,1 @@
+"""One request over many engines: placement, hand-over, tickets. Knows token ids, never text or torch."""

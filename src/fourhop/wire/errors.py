@@ -1,0 +1,144 @@
+"""Every error that a request can end with, and its one mapping to HTTP.
+
+    FourhopError
+    ├── ClientError            400  the request is wrong; `param` names the field's path
+    │   ├── Unauthorized       401
+    │   ├── NotFound           404  unknown model or path
+    │   └── PayloadTooLarge    413
+    ├── Unavailable            503  we cannot serve now: overloaded, draining, nothing alive; may carry Retry-After
+    ├── EngineError            500  our own fault
+    └── PeerError              502  another process failed us
+        ├── PeerTimeout        504
+        ├── PeerRefused        its own 4xx/429/503 status and message, passed on
+        └── TransferError      500  KV could not be pulled or did not verify
+
+Catch broad (`FourhopError`) to answer, narrow (`TransferError`) to recover. `StartError` stands apart: a process
+cannot start, and the command line prints its message as one line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    error: ErrorBody
+
+
+class StartError(Exception):
+    """A process cannot start: a port in use, a model that is not there, a setting that cannot be met."""
+
+
+class FourhopError(Exception):
+    """Root of the tree. `param` is the path of the offending field, `retry_after_s` an honest hint."""
+
+    status = 500
+    type = "InternalServerError"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class ClientError(FourhopError):
+    status = 400
+    type = "BadRequestError"
+
+
+class Unauthorized(ClientError):
+    status = 401
+    type = "AuthenticationError"
+
+
+class NotFound(ClientError):
+    status = 404
+    type = "NotFoundError"
+
+
+class PayloadTooLarge(ClientError):
+    status = 413
+    type = "PayloadTooLargeError"
+
+
+class Unavailable(FourhopError):
+    status = 503
+    type = "ServiceUnavailableError"
+
+
+class EngineError(FourhopError):
+    """Ours: a bug, or an engine that stopped. The message is for the client; details belong in the log."""
+
+
+class PeerError(FourhopError):
+    status = 502
+    type = "BadGatewayError"
+
+
+class PeerTimeout(PeerError):
+    status = 504
+    type = "GatewayTimeoutError"
+
+
+class PeerRefused(PeerError):
+    """A peer answered with an error of its own; its status, type, message and param are passed on."""
+
+    def __init__(self, status: int, body: ErrorBody, *, retry_after_s: float | None = None) -> None:
+        super().__init__(body.message, param=body.param, retry_after_s=retry_after_s)
+        self.status = status
+        self.type = body.type
+
+
+class TransferError(PeerError):
+    """KV was not pulled, or what was pulled does not verify. `cause` is a short word for a metric label."""
+
+    status = 500
+    type = "TransferError"
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(f"KV transfer failed ({cause}): {message}")
+        self.cause = cause
+
+
+def error_response(error: FourhopError) -> ErrorResponse:
+    """The body for an error, in OpenAI's shape."""
+    return ErrorResponse(ErrorBody(error.message, error.type, error.param, error.status))
+
+
+def error_headers(error: FourhopError) -> dict[str, str]:
+    """Headers that belong to the error: Retry-After in whole seconds, at least one."""
+    if error.retry_after_s is None:
+        return {}
+    return {"Retry-After": str(max(1, round(error.retry_after_s)))}
+
+
+def error_from_body(status: int, body: bytes, *, retry_after_s: float | None = None) -> PeerRefused:
+    """A peer's error response as an exception; a body that is not OpenAI's shape is not echoed."""
+    try:
+        detail: Any = msgspec.json.decode(body, type=ErrorResponse).error
+    except msgspec.MsgspecError:
+        detail = ErrorBody(f"the upstream server answered with status {status}", "UpstreamError", None, status)
+    return PeerRefused(status, detail, retry_after_s=retry_after_s)
+
+
+def client_error(error: msgspec.ValidationError, prefix: str = "") -> ClientError:
+    """A msgspec validation error as a 400 whose `param` is the field's path.
+
+    msgspec ends its messages with "- at `$.a[0].b`"; that path, without `$.`, is the param.
+    """
+    text, _, path = str(error).partition(" - at `")
+    param = path.rstrip("`").removeprefix("key in ").removeprefix("$").lstrip(".")
+    full = f"{prefix}.{param}".strip(".") if prefix else param
+    return ClientError(text, param=full or None)

@@ -1,0 +1,49 @@
+"""The moments of a request, named once. Logs, metrics, `Server-Timing`, bench columns and the planner use these words.
+
+Times are seconds on one process's monotonic clock; a remote hop reports its own moments as durations since it
+received the request, so clocks of different machines are never compared.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Moment(StrEnum):
+    RECEIVED = "received"
+    RENDERED = "rendered"
+    ADMITTED = "admitted"
+    PLACED = "placed"
+    PREFILL_STARTED = "prefill_started"
+    PREFILL_DONE = "prefill_done"
+    FIRST_TOKEN = "first_token"
+    KV_REQUESTED = "kv_requested"
+    KV_READY = "kv_ready"
+    LAST_TOKEN = "last_token"
+    FINISHED = "finished"
+
+
+class Timeline:
+    """When each moment of one request happened. The first time a moment is marked counts."""
+
+    def __init__(self, received_s: float) -> None:
+        self.at_s: dict[str, float] = {Moment.RECEIVED.value: received_s}
+
+    def mark(self, moment: Moment, now_s: float) -> None:
+        self.at_s.setdefault(moment.value, now_s)
+
+    def merge(self, hop: dict[str, float], origin_s: float) -> None:
+        """Add a hop's moments, given in seconds after the hop received the request at `origin_s` of this clock."""
+        for name, after_s in hop.items():
+            if name != Moment.RECEIVED.value:
+                self.at_s.setdefault(name, origin_s + after_s)
+
+    def since_received(self) -> dict[str, float]:
+        """Seconds after `received`, in the order in which the moments happened."""
+        start = self.at_s[Moment.RECEIVED.value]
+        return {name: at - start for name, at in sorted(self.at_s.items(), key=lambda item: item[1])}
+
+
+def server_timing(since_received: dict[str, float]) -> str:
+    """The moments as a `Server-Timing` header value, durations in milliseconds (W3C Server Timing)."""
+    return ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in since_received.items())

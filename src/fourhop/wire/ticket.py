@@ -1,0 +1,96 @@
+"""How KV changes hands: the request to hold blocks, and the ticket that lets another engine pull them.
+
+Both travel as `kv_transfer_params`, with vLLM's field names where the meaning is the same (NIXL connector, vLLM
+0.32). A ticket is checked, never trusted: see `verify`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from typing import Any
+
+import msgspec
+
+from fourhop.wire.errors import ClientError, TransferError, client_error
+from fourhop.wire.logprobs import TokenLogprob
+
+
+class FirstToken(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The token that prefill sampled; decode goes on after it and never samples it again."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+class KVTicket(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The right to pull one request's KV blocks from the engine that computed them, once, until it expires.
+
+    `num_tokens` tokens are covered; `block_ids` lists the producer's physical blocks in order, the last one possibly
+    partial. `epoch` is the producer's boot id, `fingerprint` names weights, dtype, block size and layout, and
+    `token_hash` the covered tokens. `expires_at_s` is Unix time.
+    """
+
+    ticket_id: str
+    connector: str
+    epoch: str
+    fingerprint: str
+    token_hash: str
+    expires_at_s: float
+    engine_id: str = msgspec.field(name="remote_engine_id")
+    request_id: str = msgspec.field(name="remote_request_id")
+    host: str = msgspec.field(name="remote_host")
+    port: int = msgspec.field(name="remote_port")
+    num_tokens: int = msgspec.field(name="remote_num_tokens")
+    block_ids: list[list[int]] = msgspec.field(name="remote_block_ids")
+    first_token: FirstToken | None = None
+    address: str = ""
+    signature: str = ""
+    do_remote_prefill: bool = True
+    do_remote_decode: bool = False
+    tp_size: int = 1
+
+
+class HoldRequest(msgspec.Struct, frozen=True):
+    """Prefill's instruction: stop after one token and hold the blocks for another engine."""
+
+
+def parse_transfer_params(params: dict[str, Any] | None) -> HoldRequest | KVTicket | None:
+    """`kv_transfer_params` as a value. Raises ClientError with the field's path."""
+    if params is None:
+        return None
+    if params.get("do_remote_prefill"):
+        try:
+            return msgspec.convert(params, KVTicket)
+        except msgspec.ValidationError as error:
+            raise client_error(error, "kv_transfer_params") from None
+    if params.get("do_remote_decode"):
+        return HoldRequest()
+    if any(value is not None and value is not False for value in params.values()):
+        raise ClientError(
+            "kv_transfer_params must set do_remote_decode or do_remote_prefill", param="kv_transfer_params"
+        )
+    return None
+
+
+def hash_tokens(token_ids: list[int]) -> str:
+    """SHA-256 of the ids as little-endian 64-bit integers, in hex. Equal across processes and machines."""
+    return hashlib.sha256(array("q", token_ids).tobytes()).hexdigest()
+
+
+def verify(ticket: KVTicket, *, fingerprint: str, token_ids: list[int], now_s: float) -> None:
+    """Check a ticket against what this engine is and was asked to decode.
+
+    Raises TransferError naming the first mismatch: `expired`, `fingerprint`, `token_count` or `token_hash`. The epoch
+    is checked by the connector, against the producer that answers.
+    """
+    if now_s >= ticket.expires_at_s:
+        raise TransferError("expired", f"ticket {ticket.ticket_id} expired {now_s - ticket.expires_at_s:.1f} s ago")
+    if ticket.fingerprint != fingerprint:
+        raise TransferError("fingerprint", f"the KV is of {ticket.fingerprint}, this engine needs {fingerprint}")
+    if not 0 < ticket.num_tokens <= len(token_ids):
+        raise TransferError(
+            "token_count", f"the ticket covers {ticket.num_tokens} tokens, the request has {len(token_ids)}"
+        )
+    if ticket.token_hash != hash_tokens(token_ids[: ticket.num_tokens]):
+        raise TransferError("token_hash", "the ticket's tokens are not the request's")
