@@ -1,0 +1,150 @@
+"""The model's tokenizer over the `tokenizers` package: text to ids and back, equal to what transformers loads.
+
+Safe to use from several threads: nothing changes after loading.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as NativeTokenizer
+
+from fourhop.wire.errors import StartError
+
+NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """Encodes and decodes. `vocab_size` is the model's (its embedding rows), not the number of tokenizer entries.
+
+    `special_tokens` maps the named ones (`bos_token`, ...) to their text; chat templates read them by these names.
+    `special_ids` are the ids that decoding leaves out with `skip_special_tokens`.
+    """
+
+    def __init__(self, native: NativeTokenizer, *, vocab_size: int, special_tokens: dict[str, str]) -> None:
+        self.vocab_size = vocab_size
+        self.special_tokens = special_tokens
+        self._native = native
+        self._added = {token_id: token.content for token_id, token in native.get_added_tokens_decoder().items()}
+        self.special_ids = frozenset(i for i, token in native.get_added_tokens_decoder().items() if token.special)
+        self._byte_of_symbol = _byte_symbols() if _is_byte_level(native) else None
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json and the vocabulary size of config.json.
+
+        Raises StartError when a file is missing or unreadable.
+        """
+        source = folder / "tokenizer.json"
+        if not source.is_file():
+            raise StartError(f"{folder.name} has no tokenizer.json")
+        native = NativeTokenizer.from_str(source.read_text(encoding="utf-8"))
+        config = read_json(folder / "tokenizer_config.json", default={})
+        special_tokens = _named_special_tokens(config)
+        _apply_config(native, config, special_tokens)
+        return cls(native, vocab_size=_model_vocab_size(folder), special_tokens=special_tokens)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The ids of a text. Special tokens written in the text become their ids either way."""
+        return list(self._native.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_with_offsets(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[list[int]]]:
+        """As `encode`, and for each token the [start, end) characters of the text that it stands for."""
+        encoding = self._native.encode(text, add_special_tokens=add_special_tokens)
+        return list(encoding.ids), [list(pair) for pair in encoding.offsets]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids in one piece. Bytes that are no UTF-8 become U+FFFD; ids without an entry are left out."""
+        return self._native.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of an exact vocabulary entry, added tokens included."""
+        return self._native.token_to_id(text)
+
+    def token(self, token_id: int) -> str:
+        """The vocabulary entry of an id as the tokenizer writes it; empty for ids without one."""
+        return self._native.id_to_token(token_id) or ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to the text, before any trimming that a decoder does at the text's start.
+
+        Known for byte-level vocabularies and for pieces with a "▁" or "<0xNN>" form; empty for ids without an entry.
+        """
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        piece = self.token(token_id)
+        if self._byte_of_symbol is not None:
+            # An entry with a character outside the table is plain text, as in the native decoder.
+            known = all(symbol in self._byte_of_symbol for symbol in piece)
+            return bytes(self._byte_of_symbol[symbol] for symbol in piece) if known else piece.encode()
+        if match := _BYTE_PIECE.fullmatch(piece):
+            return bytes([int(match[1], 16)])
+        return piece.replace("▁", " ").encode()
+
+
+def read_json(path: Path, *, default: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A JSON object from a checkpoint file. Raises StartError when it is missing (without a default) or broken."""
+    if not path.is_file():
+        if default is None:
+            raise StartError(f"{path.parent.name} has no {path.name}")
+        return default
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StartError(f"{path.parent.name}/{path.name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise StartError(f"{path.parent.name}/{path.name} is not a JSON object")
+    return value
+
+
+def _model_vocab_size(folder: Path) -> int:
+    """`vocab_size` of the model, from its text part if it has several parts."""
+    config = read_json(folder / "config.json")
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if not isinstance(size, int):
+        raise StartError(f"{folder.name}/config.json has no vocab_size")
+    return size
+
+
+def _named_special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and the others that are set; each is a text or an object with `content`."""
+    values = {name: config.get(name) for name in NAMED_SPECIAL_TOKENS}
+    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in values.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _apply_config(native: NativeTokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+    """Bring the native tokenizer to what tokenizer_config.json says, as transformers does when it loads one.
+
+    Truncation and padding stored in tokenizer.json are switched off: a prompt is never cut silently. Whether BOS is
+    added is tokenizer.json's rule; `add_bos_token` of the config does not change it (transformers 5 agrees).
+    """
+    native.no_truncation()
+    native.no_padding()
+    declared = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+    native.add_tokens([_added_token(fields) for _, fields in declared])
+    missing = [text for text in special_tokens.values() if native.token_to_id(text) is None]
+    native.add_tokens([AddedToken(text, special=True) for text in missing])
+
+
+def _added_token(fields: dict[str, Any]) -> AddedToken:
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return AddedToken(fields["content"], **{flag: fields[flag] for flag in flags if flag in fields})
+
+
+def _is_byte_level(native: NativeTokenizer) -> bool:
+    """Whether the decoder maps GPT-2's printable symbols back to bytes."""
+    return native.decoder is not None and b'"ByteLevel"' in native.decoder.__getstate__()
+
+
+def _byte_symbols() -> dict[str, int]:
+    """GPT-2's table: the printable character that stands for each byte, reversed."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
