@@ -1,0 +1,20 @@
+"""What every server shares: the app around its routes, reading and answering, disconnects, signals and draining."""
+
+from fourhop.service.answers import json_response, stream_response, until_disconnect
+from fourhop.service.app import create_app
+from fourhop.service.config import ServerConfig
+from fourhop.service.requests import read_body, request_id
+from fourhop.service.run import bind, run, serve
+
+__all__ = [
+    "ServerConfig",
+    "bind",
+    "create_app",
+    "json_response",
+    "read_body",
+    "request_id",
+    "run",
+    "serve",
+    "stream_response",
+    "until_disconnect",
+]

@@ -1,0 +1,122 @@
+"""Answering: JSON, errors in OpenAI's shape, streams of server-sent events, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from fourhop.wire import sse
+from fourhop.wire.errors import EngineError, FourhopError, Unavailable, error_headers, error_response
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+INTERNAL_ERROR = EngineError("internal error; the server's log has the details")
+SHUTTING_DOWN = Unavailable("the server is shutting down")
+
+
+def json_response(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def error_answer(error: FourhopError) -> Response:
+    return json_response(error_response(error), status=error.status, headers=error_headers(error))
+
+
+async def stream_response(
+    events: AsyncIterator[bytes], *, headers: Callable[[], dict[str, str]] | None = None
+) -> Response:
+    """An answer made of ready server-sent events; it owns `events` and closes it, also when the client goes away.
+
+    Nothing is sent before the first event is there, so an error up to then is an ordinary error response, and
+    `headers` is asked only then. A later error becomes an error event followed by `[DONE]`.
+    """
+    return _EventStream(events, headers or dict)
+
+
+async def until_disconnect(request: Request, awaitable: Awaitable[T]) -> T:
+    """The awaitable's result. If the client goes away first it is cancelled and ClientDisconnect is raised.
+
+    The body must have been read: what arrives afterwards on the connection can only be its end.
+    """
+    return await _unless_gone(request.receive, awaitable)
+
+
+class _EventStream(Response):
+    def __init__(self, events: AsyncIterator[bytes], headers: Callable[[], dict[str, str]]) -> None:
+        super().__init__(media_type=sse.CONTENT_TYPE)
+        del self.headers["content-length"]
+        self._events = events
+        self._late_headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _unless_gone(receive, self._pump(send))
+
+    async def _pump(self, send: Send) -> None:
+        try:
+            first = await anext(self._events, None)
+            self.headers.update({"Cache-Control": "no-cache", **self._late_headers()})
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            last = await self._send_events(send, first)
+            await send(_body(last, more=False))
+        finally:
+            await _close(self._events)
+
+    async def _send_events(self, send: Send, first: bytes | None) -> bytes:
+        """Send every event; returns what is left to send last: nothing, or the error that cut the stream off."""
+        try:
+            if first is not None:
+                await send(_body(first))
+            async for event in self._events:
+                await send(_body(event))
+            return b""
+        except FourhopError as error:
+            return _error_events(error)
+        except asyncio.CancelledError:
+            await send(_body(_error_events(SHUTTING_DOWN), more=False))
+            raise
+        except Exception:  # the edge of the process: whatever it was, this stream ends with an error
+            log.exception("a stream failed")
+            return _error_events(INTERNAL_ERROR)
+
+
+def _body(data: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def _error_events(error: FourhopError) -> bytes:
+    return sse.encode_event(msgspec.json.encode(error_response(error))) + sse.DONE_EVENT
+
+
+async def _close(iterator: AsyncIterator[bytes]) -> None:
+    aclose = getattr(iterator, "aclose", None)
+    if aclose is not None:
+        await aclose()
+
+
+async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """Race the work against the end of the connection. Whichever way it ends, no task is left behind."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

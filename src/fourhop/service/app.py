@@ -1,0 +1,133 @@
+"""The app of a server: its routes, metrics and version, and the edge at which every request gets its answer.
+
+Errors are raised anywhere as `FourhopError` and answered here; anything else that is raised is logged with its
+traceback and answered as a 500 that tells nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fourhop import __version__
+from fourhop.service.answers import INTERNAL_ERROR, SHUTTING_DOWN, error_answer, json_response
+from fourhop.service.config import ServerConfig
+from fourhop.service.requests import client_request_id
+from fourhop.wire.errors import ErrorBody, ErrorResponse, FourhopError, Unauthorized
+
+log = logging.getLogger(__name__)
+
+GUARDED_PATHS = ("/v1/", "/inference/")
+
+
+def create_app(
+    *,
+    routes: Sequence[BaseRoute],
+    config: ServerConfig,
+    registry: CollectorRegistry,
+    resources: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+) -> Starlette:
+    """The app of one server: its routes, `/metrics` of its registry, `/version`, and the edge around them all.
+
+    `resources` is entered before the first request and left after the last.
+    """
+
+    async def metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"Content-Type": content_type})
+
+    async def version(request: Request) -> Response:
+        return json_response({"version": __version__})
+
+    app = Starlette(
+        routes=[*routes, Route("/metrics", metrics), Route("/version", version)],
+        middleware=[Middleware(_Edge, config=config)],
+        exception_handlers={FourhopError: _answer_error, HTTPException: _answer_http_error},
+        lifespan=None if resources is None else lambda app: resources(),
+    )
+    app.router.redirect_slashes = False
+    app.state.server_config = config
+    return app
+
+
+class _Edge:
+    """The outermost layer of a request: the key check, the echoed request id, and an answer whatever happens."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in config.api_key]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        client_id = client_request_id(headers)
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                if client_id:
+                    MutableHeaders(scope=message)["X-Request-Id"] = client_id
+            await send(message)
+
+        try:
+            if not self._may_enter(scope["path"], headers):
+                raise Unauthorized("a valid API key is required: Authorization: Bearer KEY")
+            await self._app(scope, receive, send_with_id)
+            return
+        except Unauthorized as error:
+            answer = error_answer(error)
+            answer.headers["WWW-Authenticate"] = "Bearer"
+        except ClientDisconnect:
+            return
+        except asyncio.CancelledError:
+            # The deadline of a drain. The request's task ends here, with an answer rather than a cut connection.
+            answer = error_answer(SHUTTING_DOWN)
+        except Exception:  # the edge of the process: the one place that answers for bugs
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            answer = error_answer(INTERNAL_ERROR)
+        if not started:
+            await answer(scope, receive, send_with_id)
+
+    def _may_enter(self, path: str, headers: Headers) -> bool:
+        if not self._keys or not path.startswith(GUARDED_PATHS):
+            return True
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip().encode("latin-1")
+        # Every key is compared, so the time taken does not tell which one came close.
+        matches = [hmac.compare_digest(given, key) for key in self._keys]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FourhopError)
+    if error.status >= 500:
+        log.warning("%s %s answered %d: %s", request.method, request.url.path, error.status, error.message)
+    return error_answer(error)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals: an unknown path, a method that a path does not take."""
+    assert isinstance(error, HTTPException)
+    phrase = HTTPStatus(error.status_code).phrase
+    message = f"{phrase}: {request.method} {request.url.path[:200]}"
+    body = ErrorBody(message, f"{phrase.title().replace(' ', '')}Error", None, error.status_code)
+    return json_response(ErrorResponse(body), status=error.status_code, headers=error.headers)

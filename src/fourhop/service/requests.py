@@ -1,0 +1,55 @@
+"""Reading a request: its id and its JSON body, with every failure a ClientError."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from fourhop.wire.errors import ClientError, PayloadTooLarge, client_error
+
+T = TypeVar("T")
+
+MAX_REQUEST_ID_CHARS = 128
+
+
+def request_id(request: Request) -> str:
+    """The client's `X-Request-Id`, cut to 128 printable ASCII characters without spaces; "" if there is none."""
+    return client_request_id(request.headers)
+
+
+def client_request_id(headers: Headers) -> str:
+    raw = headers.get("x-request-id", "")
+    return "".join(character for character in raw if "!" <= character <= "~")[:MAX_REQUEST_ID_CHARS]
+
+
+async def read_body(request: Request, type: type[T]) -> T:
+    """The JSON body as a value of `type`. Raises ClientError; for a wrong field `param` is its path."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ClientError(f"Content-Type must be application/json, not {media_type or 'missing'}")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ClientError("a compressed body is not accepted")
+    body = await _read_bytes(request, request.app.state.server_config.max_body_bytes)
+    try:
+        return msgspec.json.decode(body, type=type)
+    except msgspec.ValidationError as error:
+        raise client_error(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ClientError(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ClientError("the body is nested too deeply") from None
+
+
+async def _read_bytes(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise PayloadTooLarge(f"the body has {declared} bytes, the limit is {limit}")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise PayloadTooLarge(f"the body is larger than the limit of {limit} bytes")
+    return bytes(body)
