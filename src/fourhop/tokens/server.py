@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
 from fourhop.wire.generate import ChunkChoice, GenerateChoice, GenerateChunk, GenerateRequest, GenerateResponse, Usage
@@ -23,7 +23,7 @@ class TokenServer(Protocol):
     - `request_id` is echoed, never used as an internal key: two requests may carry the same one.
     """
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateChunk]: ...
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]: ...
 
 
 async def collect(chunks: AsyncIterator[GenerateChunk], *, model: str | None, created: int) -> GenerateResponse:

@@ -1,0 +1,191 @@
+"""What a request may ask for: checks that every TokenServer makes before it starts, each naming the field's path.
+
+Ranges are vLLM 0.32's (`SamplingParams`), tightened where a value could harm the model: every token id is compared
+with the number of embeddings, which may differ from the tokenizer's length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import msgspec
+
+from fourhop.wire.errors import ClientError
+from fourhop.wire.generate import GenerateRequest, SamplingParams
+from fourhop.wire.ticket import KVTicket, parse_transfer_params
+
+PARAMS = "sampling_params"
+MAX_SALT_CHARS = 128
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model and its server can take. None means that it is not known here and is checked further on."""
+
+    vocab_size: int | None
+    max_model_len: int | None
+    max_num_choices: int
+    max_logprobs: int
+
+
+def check_request(request: GenerateRequest, limits: Limits) -> None:
+    """Raise a ClientError for the first thing in the request that cannot be served."""
+    check_supported(request)
+    check_ranges(request.sampling_params)
+    _check_counts(request, limits)
+    _check_token_ids(request, limits.vocab_size)
+    _check_window(request, limits.max_model_len)
+
+
+def resolve_max_tokens(request: GenerateRequest, max_model_len: int) -> GenerateRequest:
+    """The request with `max_tokens` written out: its own, or the rest of the window."""
+    params = request.sampling_params
+    if params.max_tokens is not None:
+        return request
+    params = msgspec.structs.replace(params, max_tokens=max_model_len - len(request.token_ids))
+    return msgspec.structs.replace(request, sampling_params=params)
+
+
+def check_supported(request: GenerateRequest) -> None:
+    """Refuse what a tokens-only server cannot do, rather than do something else."""
+    params = request.sampling_params
+    if request.output_mode != "tokens":
+        _refuse('only "tokens" is supported: this server has no tokenizer', "output_mode")
+    for name in ("features", "content_parts"):
+        if getattr(request, name) is not None:
+            _refuse("multimodal input is not supported", name)
+    if request.ec_transfer_params is not None:
+        _refuse("encoder transfer is not supported", "ec_transfer_params")
+    if request.stream_options is not None and not request.stream:
+        _refuse("stream_options needs stream: true", "stream_options")
+    if request.priority != 0:
+        _refuse("priorities are not supported", "priority")
+    if params.stop:
+        _refuse("stop strings need a tokenizer; this server takes stop_token_ids only", f"{PARAMS}.stop")
+    if params.bad_words:
+        _refuse("bad words need a tokenizer; use logit_bias", f"{PARAMS}.bad_words")
+    if params.prompt_logprobs is not None:
+        _refuse("prompt logprobs are not supported", f"{PARAMS}.prompt_logprobs")
+    if params.structured_outputs is not None:
+        _refuse("structured outputs are not supported", f"{PARAMS}.structured_outputs")
+    for name in params.extra_args or {}:
+        _refuse("this argument is not supported", f"{PARAMS}.extra_args.{name}")
+    _check_salt(request.cache_salt)
+
+
+def check_ranges(params: SamplingParams) -> None:
+    """Sampling parameters that make sense for any model."""
+    _expect(params.max_tokens is None or params.max_tokens >= 1, "must be at least 1", "max_tokens")
+    _expect(params.min_tokens >= 0, "must not be negative", "min_tokens")
+    _expect(0.0 <= params.temperature <= 2.0, "must be between 0 and 2", "temperature")
+    _expect(0.0 < params.top_p <= 1.0, "must be above 0 and at most 1", "top_p")
+    _expect(params.top_k >= -1, "must be at least 1, or 0 or -1 for all tokens", "top_k")
+    _expect(0.0 <= params.min_p <= 1.0, "must be between 0 and 1", "min_p")
+    _expect(-2.0 <= params.presence_penalty <= 2.0, "must be between -2 and 2", "presence_penalty")
+    _expect(-2.0 <= params.frequency_penalty <= 2.0, "must be between -2 and 2", "frequency_penalty")
+    _expect(0.0 < params.repetition_penalty <= 100.0, "must be above 0 and at most 100", "repetition_penalty")
+    _expect(params.seed is None or -(2**63) <= params.seed < 2**64, "must fit 64 bits", "seed")
+    _expect(params.allowed_token_ids != [], "must not be empty", "allowed_token_ids")
+    for key, bias in (params.logit_bias or {}).items():
+        _expect(-100.0 <= bias <= 100.0, "must be between -100 and 100", f"logit_bias.{key}")
+
+
+def _check_counts(request: GenerateRequest, limits: Limits) -> None:
+    params = request.sampling_params
+    _expect(
+        1 <= params.n <= limits.max_num_choices, f"must be between 1 and {limits.max_num_choices}, not {params.n}", "n"
+    )
+    _expect(
+        params.logprobs is None or 0 <= params.logprobs <= limits.max_logprobs,
+        f"must be between 0 and {limits.max_logprobs}",
+        "logprobs",
+    )
+    if params.n > 1 and (request.output_token_ids or request.kv_transfer_params is not None):
+        _refuse("must be 1 with output_token_ids or kv_transfer_params", f"{PARAMS}.n")
+
+
+def _check_token_ids(request: GenerateRequest, vocab_size: int | None) -> None:
+    params = request.sampling_params
+    if not request.token_ids:
+        _refuse("the prompt must have at least one token", "token_ids")
+    _check_ids(request.token_ids, vocab_size, "token_ids")
+    _check_ids(request.output_token_ids, vocab_size, "output_token_ids")
+    _check_ids(params.stop_token_ids, vocab_size, f"{PARAMS}.stop_token_ids")
+    _check_ids(params.allowed_token_ids or [], vocab_size, f"{PARAMS}.allowed_token_ids")
+    for key in params.logit_bias or {}:
+        if not key.isascii() or not key.isdecimal():
+            _refuse("keys must be token ids", f"{PARAMS}.logit_bias.{key[:20]}")
+    keys = [int(key) for key in params.logit_bias or {} if len(key) < 20]
+    if len(keys) != len(params.logit_bias or {}) or not _in_range(keys, vocab_size):
+        _refuse(_range_message(vocab_size), f"{PARAMS}.logit_bias")
+
+
+def _check_window(request: GenerateRequest, max_model_len: int | None) -> None:
+    """Prompt and output fit the window, and the output so far leaves something to generate."""
+    params, num_prompt, num_output = request.sampling_params, len(request.token_ids), len(request.output_token_ids)
+    holds = request.kv_transfer_params is not None and request.kv_transfer_params.get("do_remote_decode")
+    if params.max_tokens is not None:
+        _expect(holds or params.min_tokens <= params.max_tokens, "must be at most max_tokens", "min_tokens")
+        if num_output >= params.max_tokens:
+            _refuse(f"has {num_output} tokens, max_tokens is {params.max_tokens}", "output_token_ids")
+    if max_model_len is None:
+        return
+    if num_prompt >= max_model_len:
+        _refuse(
+            f"the prompt has {num_prompt} tokens; the model's maximum context length is {max_model_len} tokens, "
+            f"and the request asks for {_asked(params)} more",
+            "token_ids",
+        )
+    if num_prompt + max(params.max_tokens or 1, num_output + 1) > max_model_len:
+        _refuse(
+            f"the model's maximum context length is {max_model_len} tokens; the prompt has {num_prompt} and the "
+            f"request asks for {_asked(params)} more, so at most {max_model_len - num_prompt} can be generated",
+            f"{PARAMS}.max_tokens",
+        )
+
+
+def check_transfer(request: GenerateRequest) -> None:
+    """Check `kv_transfer_params` as far as the request alone can tell: a ticket must not cover more than it has."""
+    params = parse_transfer_params(request.kv_transfer_params)
+    if isinstance(params, KVTicket) and params.num_tokens > len(request.token_ids) + len(request.output_token_ids):
+        _refuse("covers more tokens than the request has", "kv_transfer_params.remote_num_tokens")
+
+
+def _asked(params: SamplingParams) -> int:
+    return params.max_tokens if params.max_tokens is not None else 1
+
+
+def _check_salt(salt: str | None) -> None:
+    if salt is None:
+        return
+    if not 0 < len(salt) <= MAX_SALT_CHARS or any(character in "@/\\\0" for character in salt):
+        _refuse(f"must be 1 to {MAX_SALT_CHARS} characters without @, / and \\", "cache_salt")
+
+
+def _check_ids(ids: list[int], vocab_size: int | None, param: str) -> None:
+    if _in_range(ids, vocab_size):
+        return
+    bound = 2**31 if vocab_size is None else vocab_size
+    index = next(index for index, token_id in enumerate(ids) if not 0 <= token_id < bound)
+    _refuse(_range_message(vocab_size), f"{param}[{index}]")
+
+
+def _in_range(ids: Iterable[int], vocab_size: int | None) -> bool:
+    """True if all are ids. `min` and `max` run in C: a prompt of 100,000 tokens costs a millisecond."""
+    ids = list(ids)
+    return not ids or (min(ids) >= 0 and max(ids) < (2**31 if vocab_size is None else vocab_size))
+
+
+def _range_message(vocab_size: int | None) -> str:
+    return "token ids must not be negative" if vocab_size is None else f"token ids must be in 0..{vocab_size - 1}"
+
+
+def _expect(holds: object, message: str, field: str) -> None:
+    if not holds:
+        _refuse(message, f"{PARAMS}.{field}")
+
+
+def _refuse(message: str, param: str) -> NoReturn:
+    raise ClientError(f"{param}: {message}", param=param)
