@@ -43,6 +43,7 @@ class KVTicket(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     port: int = msgspec.field(name="remote_port")
     num_tokens: int = msgspec.field(name="remote_num_tokens")
     block_ids: list[list[int]] = msgspec.field(name="remote_block_ids")
+    cached_tokens: int = msgspec.field(name="remote_prefill_cached_tokens", default=0)
     first_token: FirstToken | None = None
     address: str = ""
     signature: str = ""

@@ -1,0 +1,264 @@
+"""Which tokens the next step computes. Pure: values in, values out; the loop does what a `Step` says.
+
+A step takes decodes first (one token each), then continues prefills, then admits waiting sequences in order of
+arrival, all under one token budget. A waiting sequence is admitted with the blocks of its whole prompt or not at all,
+so admitted sequences never wait for one another. When a running one needs a block and none is free, the youngest
+running sequence gives its blocks back and waits at the front, to be recomputed: the oldest always goes on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fourhop.engine.blocks import BlockPool, extend_hashes
+from fourhop.engine.sequence import Finish, Phase, Sequence, finish_of
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds a step and a sequence."""
+
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    prefix_caching: bool
+
+
+@dataclass(frozen=True)
+class Work:
+    """Compute `num_tokens` tokens of a sequence from `start`; `samples` when that reaches its last token."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True)
+class Load:
+    """Pull the ticket's blocks after the first `skip_blocks` into `block_ids`."""
+
+    sequence: Sequence
+    block_ids: list[int]
+    skip_blocks: int
+
+
+@dataclass
+class Step:
+    """What the loop does next. `preempted` went back to waiting."""
+
+    work: list[Work] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    num_tokens: int = 0
+
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        samples = num_tokens == sequence.num_uncomputed
+        self.work.append(Work(sequence, sequence.num_computed, num_tokens, samples))
+        self.num_tokens += num_tokens
+
+
+class Scheduler:
+    """Owns every sequence from `add` to its end, and with the pool every block."""
+
+    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+        self.pool = pool
+        self.limits = limits
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of admission
+        self.loading: dict[int, Sequence] = {}
+        self.held: dict[int, Sequence] = {}
+        self.num_preemptions = 0
+        self.num_cache_queries = 0
+        self.num_cache_hits = 0
+
+    @property
+    def num_held_blocks(self) -> int:
+        return sum(len(sequence.blocks) for sequence in self.held.values())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step could compute something, without an event from outside."""
+        return bool(self.running or self.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def schedule(self) -> Step:
+        """Choose the next step's work."""
+        step = Step()
+        decodes = [sequence for sequence in self.running if sequence.num_uncomputed == 1]
+        prefills = [sequence for sequence in self.running if sequence.num_uncomputed > 1]
+        for sequence in decodes + prefills:
+            self._extend(sequence, step)
+        while self.waiting and not step.preempted and self._admit(self.waiting[0], step):
+            pass
+        return step
+
+    def advance(self, work: Iterable[Work], tokens: dict[int, int]) -> list[tuple[Sequence, Finish | None]]:
+        """Record that a step ran: `tokens` gives the sampled token by sequence id. Returns who gained a token."""
+        gained = []
+        for item in work:
+            sequence = item.sequence
+            sequence.num_computed += item.num_tokens
+            self._name_blocks(sequence)
+            if item.samples:
+                sequence.append(tokens[sequence.seq_id])
+                gained.append((sequence, self._end_of(sequence)))
+        return gained
+
+    def loaded(self, sequence: Sequence) -> None:
+        """The connector delivered the ticket's blocks."""
+        del self.loading[sequence.seq_id]
+        if sequence.phase is Phase.CLOSING:
+            self._finish(sequence)
+            return
+        assert sequence.ticket is not None
+        # Without a token sampled elsewhere the last one is computed again, for its logits.
+        sequence.num_computed = min(sequence.ticket.num_tokens, sequence.num_tokens - 1)
+        sequence.ticket = None
+        sequence.enter(Phase.RUNNING)
+        self.running.append(sequence)
+        self._name_blocks(sequence)
+
+    def load_failed(self, sequence: Sequence, *, recompute: bool) -> None:
+        """The connector gave up; the blocks' content is unknown, so they are freed unnamed."""
+        del self.loading[sequence.seq_id]
+        if sequence.phase is Phase.CLOSING or not recompute:
+            self._finish(sequence)
+            return
+        sequence.ticket = None
+        self._give_back(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a sequence from outside. A loading one keeps its blocks until the connector's last write."""
+        if sequence.phase is Phase.LOADING:
+            sequence.enter(Phase.CLOSING)
+        elif sequence.phase not in (Phase.CLOSING, Phase.FINISHED):
+            self._finish(sequence)
+
+    def _extend(self, sequence: Sequence, step: Step) -> None:
+        """Give a running sequence its next tokens, and the blocks they need."""
+        budget = self.limits.max_num_batched_tokens - step.num_tokens
+        num_tokens = min(sequence.num_uncomputed, budget)
+        if num_tokens <= 0 or sequence.phase is not Phase.RUNNING:
+            return
+        missing = self._blocks_for(sequence.num_computed + num_tokens) - len(sequence.blocks)
+        while missing > self.pool.num_free:
+            if not self._preempt(step, sequence):
+                return
+        if missing > 0:
+            sequence.blocks += self.pool.allocate(missing, after=sequence.blocks[-1] if sequence.blocks else None)
+        step.add(sequence, num_tokens)
+
+    def _preempt(self, step: Step, needy: Sequence) -> bool:
+        """Free the youngest running sequence that the step does not compute; False if that is the needy one."""
+        taken = {item.sequence.seq_id for item in step.work}
+        victim = next(candidate for candidate in reversed(self.running) if candidate.seq_id not in taken)
+        self.running.remove(victim)
+        self._give_back(victim)
+        self.num_preemptions += 1
+        step.preempted.append(victim)
+        return victim is not needy
+
+    def _admit(self, sequence: Sequence, step: Step) -> bool:
+        """Take the first waiting sequence if a place, tokens of the budget and all its blocks are there."""
+        budget = self.limits.max_num_batched_tokens - step.num_tokens
+        if len(self.running) + len(self.loading) >= self.limits.max_num_seqs:
+            return False
+        if budget <= 0 and sequence.ticket is None:
+            return False
+        shared = self._find_prefix(sequence)
+        missing = self._blocks_for(sequence.num_tokens) - len(shared)
+        # Beside others, a spare block: an admission that at once preempts somebody is wasted work.
+        spare = 1 if self.running else 0
+        if missing + spare > self.pool.num_free_after_sharing(shared):
+            return False
+        self.waiting.popleft()
+        self.pool.share(shared)
+        sequence.blocks = shared + self.pool.allocate(missing, after=shared[-1] if shared else None)
+        self._count_cached(sequence, len(shared) * self.limits.block_size)
+        if sequence.ticket is not None:
+            self._begin_load(sequence, len(shared), step)
+        else:
+            sequence.num_computed = len(shared) * self.limits.block_size
+            sequence.enter(Phase.RUNNING)
+            self.running.append(sequence)
+            step.add(sequence, min(sequence.num_uncomputed, budget))
+        return True
+
+    def _begin_load(self, sequence: Sequence, num_shared: int, step: Step) -> None:
+        assert sequence.ticket is not None
+        end = self._blocks_for(sequence.ticket.num_tokens)
+        sequence.enter(Phase.LOADING)
+        self.loading[sequence.seq_id] = sequence
+        step.loads.append(Load(sequence, sequence.blocks[num_shared:end], num_shared))
+
+    def _find_prefix(self, sequence: Sequence) -> list[int]:
+        """Known blocks of the sequence's beginning; at least one token is always left to compute."""
+        if not self.limits.prefix_caching:
+            return []
+        self._hash_blocks(sequence)
+        usable = (sequence.num_tokens - 1) // self.limits.block_size
+        if sequence.ticket is not None:
+            usable = min(usable, sequence.ticket.num_tokens // self.limits.block_size)
+        return self.pool.find(sequence.block_hashes[:usable])
+
+    def _count_cached(self, sequence: Sequence, num_tokens: int) -> None:
+        self.num_cache_queries += sequence.num_tokens
+        self.num_cache_hits += num_tokens
+        if sequence.num_cached is None:
+            from_ticket = sequence.ticket.cached_tokens if sequence.ticket else num_tokens
+            sequence.num_cached = min(from_ticket, sequence.num_prompt)
+
+    def _hash_blocks(self, sequence: Sequence) -> None:
+        extend_hashes(sequence.block_hashes, sequence.token_ids, self.limits.block_size, sequence.cache_salt)
+
+    def _name_blocks(self, sequence: Sequence) -> None:
+        """Make the blocks that are full and computed findable."""
+        if not self.limits.prefix_caching:
+            return
+        self._hash_blocks(sequence)
+        for index in range(sequence.num_named, sequence.num_computed // self.limits.block_size):
+            self.pool.name(sequence.blocks[index], sequence.block_hashes[index])
+        sequence.num_named = sequence.num_computed // self.limits.block_size
+
+    def _end_of(self, sequence: Sequence) -> Finish | None:
+        """Whether the sequence ends with the token it gained, and where its blocks go."""
+        finish = finish_of(sequence, self.limits.max_model_len)
+        if sequence.hold and (finish is None or finish.reason == "length"):
+            self.running.remove(sequence)
+            sequence.enter(Phase.HELD)
+            self.held[sequence.seq_id] = sequence
+            return Finish("length")
+        if finish is not None:
+            self._finish(sequence)
+        return finish
+
+    def _finish(self, sequence: Sequence) -> None:
+        if sequence.phase is Phase.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.phase is Phase.RUNNING:
+            self.running.remove(sequence)
+        self.held.pop(sequence.seq_id, None)
+        self.loading.pop(sequence.seq_id, None)
+        sequence.enter(Phase.FINISHED)
+        self._drop_blocks(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Put a sequence back to the front of the queue, without blocks."""
+        sequence.enter(Phase.WAITING)
+        self._drop_blocks(sequence)
+        self.waiting.appendleft(sequence)
+
+    def _drop_blocks(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.num_computed = 0
+        sequence.num_named = 0
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.limits.block_size)

@@ -1,0 +1,110 @@
+"""One sequence of tokens and its life in the engine.
+
+The life is the table `NEXT`. "Prefill" and "decode" are not phases: a sequence that holds stops after one token and
+keeps its blocks, a sequence with a ticket begins with blocks that are elsewhere, and everything between is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from fourhop.wire.generate import FinishReason, SamplingParams
+from fourhop.wire.ticket import KVTicket
+
+
+class Phase(Enum):
+    WAITING = "waiting"  # owns no blocks
+    LOADING = "loading"  # owns blocks that a connector writes
+    RUNNING = "running"  # owns blocks, computes
+    HELD = "held"  # ended; its blocks wait to be pulled
+    CLOSING = "closing"  # ended while loading; its blocks wait for the connector's last write
+    FINISHED = "finished"  # owns nothing
+
+
+NEXT: dict[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.LOADING, Phase.RUNNING, Phase.FINISHED}),
+    Phase.LOADING: frozenset({Phase.RUNNING, Phase.WAITING, Phase.CLOSING, Phase.FINISHED}),
+    Phase.RUNNING: frozenset({Phase.WAITING, Phase.HELD, Phase.FINISHED}),
+    Phase.HELD: frozenset({Phase.FINISHED}),
+    Phase.CLOSING: frozenset({Phase.FINISHED}),
+    Phase.FINISHED: frozenset(),
+}
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Tokens, blocks and progress of one choice of one request.
+
+    `token_ids` is prompt and output in one list. KV of the first `num_computed` tokens is in `blocks`; the rest is to
+    be computed. `block_hashes` covers the full blocks whose tokens are known. `held_as` is the ticket of a held one.
+    """
+
+    seq_id: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    eos_token_ids: frozenset[int]
+    cache_salt: str = ""
+    hold: bool = False
+    ticket: KVTicket | None = None
+    output_token_ids: list[int] = field(default_factory=list)
+    phase: Phase = Phase.WAITING
+    token_ids: list[int] = field(init=False)
+    blocks: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_computed: int = 0
+    num_named: int = 0
+    num_cached: int | None = None
+    held_as: str = ""
+
+    def __post_init__(self) -> None:
+        self.token_ids = self.prompt_token_ids + self.output_token_ids
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    def enter(self, phase: Phase) -> None:
+        """Go on to `phase`; an illegal step is our own bug."""
+        if phase not in NEXT[self.phase]:
+            raise RuntimeError(f"sequence {self.seq_id} cannot go from {self.phase.value} to {phase.value}")
+        self.phase = phase
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self.output_token_ids.append(token_id)
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Why a sequence ended. `stop_reason` is the stop token id, None for EOS."""
+
+    reason: FinishReason
+    stop_reason: int | None = None
+
+
+def finish_of(sequence: Sequence, max_model_len: int) -> Finish | None:
+    """How the sequence ends with its last output token, or None if it goes on."""
+    token_id = sequence.output_token_ids[-1]
+    if sequence.num_output >= sequence.params.min_tokens:
+        if token_id in sequence.eos_token_ids and not sequence.params.ignore_eos:
+            return Finish("stop")
+        if token_id in sequence.params.stop_token_ids:
+            return Finish("stop", token_id)
+    if sequence.num_output >= sequence.max_tokens or sequence.num_tokens >= max_model_len:
+        return Finish("length")
+    return None
