@@ -37,6 +37,7 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
     _check_counts(request, limits)
     _check_token_ids(request, limits.vocab_size)
     _check_window(request, limits.max_model_len)
+    _check_transfer(request)
 
 
 def resolve_max_tokens(request: GenerateRequest, max_model_len: int) -> GenerateRequest:
@@ -85,7 +86,7 @@ def check_ranges(params: SamplingParams) -> None:
     _expect(0.0 <= params.min_p <= 1.0, "must be between 0 and 1", "min_p")
     _expect(-2.0 <= params.presence_penalty <= 2.0, "must be between -2 and 2", "presence_penalty")
     _expect(-2.0 <= params.frequency_penalty <= 2.0, "must be between -2 and 2", "frequency_penalty")
-    _expect(0.0 < params.repetition_penalty <= 100.0, "must be above 0 and at most 100", "repetition_penalty")
+    _expect(params.repetition_penalty > 0.0, "must be above 0", "repetition_penalty")
     _expect(params.seed is None or -(2**63) <= params.seed < 2**64, "must fit 64 bits", "seed")
     _expect(params.allowed_token_ids != [], "must not be empty", "allowed_token_ids")
     for key, bias in (params.logit_bias or {}).items():
@@ -146,8 +147,8 @@ def _check_window(request: GenerateRequest, max_model_len: int | None) -> None:
         )
 
 
-def check_transfer(request: GenerateRequest) -> None:
-    """Check `kv_transfer_params` as far as the request alone can tell: a ticket must not cover more than it has."""
+def _check_transfer(request: GenerateRequest) -> None:
+    """A ticket is whole and does not cover more than the request has."""
     params = parse_transfer_params(request.kv_transfer_params)
     if isinstance(params, KVTicket) and params.num_tokens > len(request.token_ids) + len(request.output_token_ids):
         _refuse("covers more tokens than the request has", "kv_transfer_params.remote_num_tokens")

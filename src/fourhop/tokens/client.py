@@ -1,0 +1,148 @@
+"""`RemoteTokenServer`: an engine, a router or a stock vLLM at the other end of a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from fourhop.tokens.connection import Timeouts, call, peer_errors, request_headers
+from fourhop.wire import sse
+from fourhop.wire.errors import ErrorBody, PeerError, PeerRefused
+from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, StreamOptions, Usage
+
+GENERATE_PATH = "/inference/v1/generate"
+STREAM_END_S = 2.0
+"""How long the peer may take to end its answer after `[DONE]`; later than that costs only the connection."""
+
+
+class RemoteTokenServer:
+    """A TokenServer over HTTP. It always streams, whatever the request says, and keeps the request's own id.
+
+    Closing the iterator closes the connection, which aborts the request at the peer. `session` comes from
+    `open_session`; the caller closes it. Works with vLLM 0.32: moments and tickets are then simply absent.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        session: aiohttp.ClientSession,
+        *,
+        timeouts: Timeouts | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._session = session
+        self._timeouts = timeouts or Timeouts()
+        self._headers = request_headers(api_key) | {"Accept": sse.CONTENT_TYPE}
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+        """Raises PeerRefused, PeerTimeout or PeerError, also for a stream that ends before it is complete."""
+        async with call(
+            self._session,
+            "POST",
+            self.url + GENERATE_PATH,
+            timeouts=self._timeouts,
+            body=_encode(request),
+            headers=self._headers | ({"X-Request-Id": request.request_id} if request.request_id else {}),
+        ) as response:
+            if response.content_type != sse.CONTENT_TYPE:
+                raise PeerError(f"{self.url} answered with {response.content_type}, not with a stream")
+            decoder, missing = sse.SSEDecoder(), _Missing(request)
+            while data := await self._read(response, self._timeouts.idle_s):
+                for event in decoder.feed(data):
+                    if event == sse.DONE:
+                        missing.expect_nothing(self.url)
+                        await self._read_end(response)
+                        return
+                    chunk = self._chunk(event, request.request_id)
+                    missing.note(chunk)
+                    yield chunk
+            raise PeerError(f"{self.url} ended the stream {'early' if decoder.close() else 'inside an event'}")
+
+    async def _read(self, response: aiohttp.ClientResponse, timeout_s: float) -> bytes:
+        """What has arrived, at least one byte; nothing at the end."""
+        with peer_errors(self.url):
+            async with asyncio.timeout(timeout_s):
+                return await response.content.readany()
+
+    async def _read_end(self, response: aiohttp.ClientResponse) -> None:
+        """Read the end of a complete answer, so that its connection can be used again."""
+        try:
+            while not response.content.at_eof():
+                await self._read(response, STREAM_END_S)
+        except PeerError:
+            return
+
+    def _chunk(self, data: bytes, request_id: str) -> GenerateChunk:
+        try:
+            event = _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise PeerError(f"{self.url} sent an event that is not a chunk: {error}") from None
+        if event.error is not None:
+            raise _refusal(event.error)
+        return GenerateChunk(
+            request_id=request_id,
+            choices=event.choices,
+            usage=event.usage,
+            prompt_token_ids=event.prompt_token_ids,
+            kv_transfer_params=event.kv_transfer_params,
+            moments=event.moments,
+        )
+
+
+class _ErrorEvent(msgspec.Struct):
+    message: str = "the upstream server failed"
+    type: str | None = None
+    param: str | None = None
+    code: int | str | None = None
+
+
+class _Event(msgspec.Struct):
+    """A chunk or an error, as any server of this protocol may write it."""
+
+    choices: list[ChunkChoice] = []
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    moments: dict[str, float] | None = None
+    error: _ErrorEvent | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class _Missing:
+    """What a stream still owes: the finish of each choice, and the usage of all."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._choices = set(range(request.sampling_params.n))
+        self._usage = True
+
+    def note(self, chunk: GenerateChunk) -> None:
+        for choice in chunk.choices:
+            if choice.finish_reason is not None:
+                self._choices.discard(choice.index)
+        if not chunk.choices and chunk.usage is not None:
+            self._usage = False
+
+    def expect_nothing(self, url: str) -> None:
+        if self._choices:
+            raise PeerError(f"{url} ended the stream without a finish reason")
+        if self._usage:
+            raise PeerError(f"{url} ended the stream without its usage")
+
+
+def _encode(request: GenerateRequest) -> bytes:
+    return msgspec.json.encode(
+        msgspec.structs.replace(request, stream=True, stream_options=StreamOptions(include_usage=True))
+    )
+
+
+def _refusal(error: _ErrorEvent) -> PeerRefused:
+    """An error inside a stream, with the status that it would have had before it."""
+    status = error.code if isinstance(error.code, int) and 400 <= error.code <= 599 else 502
+    return PeerRefused(status, ErrorBody(error.message, error.type or "UpstreamError", error.param, status))

@@ -1,0 +1,71 @@
+"""`RemoteWorker`: what a router asks of an engine besides tokens: is it well, who is it, and stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container
+
+import aiohttp
+import msgspec
+
+from fourhop.tokens.connection import Timeouts, call, peer_errors, request_headers
+from fourhop.wire.errors import PeerError, PeerRefused
+from fourhop.wire.generate import AbortRequest
+from fourhop.wire.worker import WorkerInfo
+
+ABORT_PATH = "/inference/v1/abort_requests"
+
+
+class RemoteWorker:
+    """The control endpoints of an engine over HTTP. Every call ends within a few times `timeout_s`."""
+
+    def __init__(
+        self, url: str, session: aiohttp.ClientSession, *, timeout_s: float = 2.0, api_key: str | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._session = session
+        self._timeouts = Timeouts(connect_s=timeout_s, first_byte_s=timeout_s, idle_s=timeout_s)
+        self._headers = request_headers(api_key)
+
+    async def check(self) -> WorkerInfo | None:
+        """What the engine says of itself, None for one that does not (a stock vLLM). Raises PeerError if it is ill."""
+        status, body = await self._call("GET", "/health", accepted=(200, 503))
+        if status == 503:
+            raise PeerError(f"{self.url} is not healthy: {_reason(body)}")
+        try:
+            _, body = await self._call("GET", "/worker")
+        except PeerRefused as error:
+            if error.status == 404:
+                return None
+            raise
+        try:
+            return msgspec.json.decode(body, type=WorkerInfo)
+        except msgspec.DecodeError as error:
+            raise PeerError(f"{self.url}/worker is not what it should be: {error}") from None
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """Stop these requests and release what they hold; ids of requests or tickets. Unknown ids are ignored."""
+        await self._call("POST", ABORT_PATH, msgspec.json.encode(AbortRequest(request_ids)))
+
+    async def _call(
+        self, method: str, path: str, body: bytes | None = None, accepted: Container[int] = (200,)
+    ) -> tuple[int, bytes]:
+        url = self.url + path
+        async with call(
+            self._session, method, url, timeouts=self._timeouts, body=body, headers=self._headers, accepted=accepted
+        ) as response:
+            with peer_errors(url):
+                async with asyncio.timeout(self._timeouts.idle_s):
+                    return response.status, await response.content.read()
+
+
+class _Health(msgspec.Struct):
+    status: str = "no reason given"
+
+
+def _reason(body: bytes) -> str:
+    """Why an engine is not healthy. vLLM gives none: its body is empty."""
+    try:
+        return msgspec.json.decode(body, type=_Health).status
+    except msgspec.DecodeError:
+        return _Health().status
