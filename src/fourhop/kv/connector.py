@@ -48,9 +48,19 @@ class Released:
 
 Event = Pulled | PullFailed | Released
 
-CAUSES = ("unreachable", "timeout", "epoch", "unknown_ticket", "used", "withdrawn", "layout", "protocol")
+CAUSES = ("unreachable", "timeout", "epoch", "unknown_ticket", "used", "withdrawn", "layout", "protocol", "internal")
 """Why a pull failed: no connection; no answer in time; the producer restarted; it knows no such ticket; the ticket was
-claimed before; the producer released it during the pull; the two pools differ in geometry; the peer spoke nonsense."""
+claimed before; the producer released it before or during the pull; the two pools differ in geometry; the peer spoke
+nonsense; a bug of ours (the log has its traceback)."""
+
+
+class PullError(Exception):
+    """A pull that cannot go on, inside a connector; it reaches the engine as `PullFailed`."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.message = message
 
 
 class Connector(Protocol):
@@ -73,7 +83,10 @@ class Connector(Protocol):
         """
 
     def release(self, ticket_id: str) -> None:
-        """Producer: withdraw a ticket. After this no pull of it can succeed; unknown ids are ignored."""
+        """Producer: withdraw a ticket. After this no pull of it can succeed; unknown ids are ignored.
+
+        A pull that was confirmed just before still ends in its `Released`, so that event may follow a release.
+        """
 
     def poll(self) -> list[Event]:
         """What ended since the last call, each event once."""

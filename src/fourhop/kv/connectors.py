@@ -1,0 +1,44 @@
+"""Connector names and what they open. A connector's modules are imported when it is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fourhop.kv.config import ConnectorOptions, KVTransferConfig
+from fourhop.kv.connector import Connector, Notify
+from fourhop.kv.layout import KVPool
+from fourhop.kv.pulls import OnStep, no_step
+from fourhop.wire.errors import StartError
+
+Open = Callable[[ConnectorOptions, KVPool, str, Notify, OnStep], Connector]
+
+
+def open_shm(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, on_step: OnStep) -> Connector:
+    from fourhop.kv.peer import PeerConnector
+    from fourhop.kv.shm import ShmMover
+
+    return PeerConnector(ShmMover(pool), options, pool, epoch, notify, on_step=on_step)
+
+
+def open_tcp(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, on_step: OnStep) -> Connector:
+    from fourhop.kv.peer import PeerConnector
+    from fourhop.kv.tcp import TcpMover
+
+    return PeerConnector(TcpMover(pool), options, pool, epoch, notify, on_step=on_step)
+
+
+CONNECTORS: dict[str, Open] = {
+    "shm": open_shm,
+    "tcp": open_tcp,
+}
+"""`local` is not here: it joins engines of one process, which construct it with the `LocalNetwork` they share."""
+
+
+def open_connector(
+    config: KVTransferConfig, pool: KVPool, epoch: str, notify: Notify, *, on_step: OnStep = no_step
+) -> Connector:
+    """The connector that `--kv-transfer-config` names. Raises StartError."""
+    if config.kv_connector not in CONNECTORS:
+        known = ", ".join(CONNECTORS)
+        raise StartError(f"unknown KV connector {config.kv_connector!r}; there are: {known}")
+    return CONNECTORS[config.kv_connector](config.kv_connector_extra_config, pool, epoch, notify, on_step)

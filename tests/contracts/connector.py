@@ -1,0 +1,431 @@
+"""What every connector must do. A test module imports all of this and provides a `world` fixture of its connector."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fourhop.kv.config import ConnectorOptions
+from fourhop.kv.connector import Connector, Event, Notify, Pulled, PullFailed, Released
+from fourhop.kv.layout import BlockLayout, KVPool
+from fourhop.kv.pulls import OnStep, no_step
+from fourhop.wire.ticket import KVTicket
+
+LAYOUT = BlockLayout(num_layers=3, num_kv_heads=2, head_dim=4, block_size=4, itemsize=4, num_blocks=16)
+OPTIONS = ConnectorOptions()
+WAIT_S = 30.0
+
+
+class Open(Protocol):
+    def __call__(
+        self, options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, on_step: OnStep
+    ) -> Connector: ...
+
+
+@dataclass
+class Party:
+    """One engine: a pool, its connector, and the wait for events that the engine loop would do."""
+
+    connector: Connector
+    pool: KVPool
+    epoch: str
+    notified: threading.Semaphore
+    waiting: list[Event] = field(default_factory=list)
+
+    def publish(self, ticket_id: str, block_ids: list[int]) -> KVTicket:
+        return self.connector.publish(make_ticket(ticket_id, block_ids, self.epoch))
+
+    def next_event(self) -> Event:
+        """The next event; each must have been announced by `notify`."""
+        assert self.notified.acquire(timeout=WAIT_S), "no event"
+        self.waiting += self.connector.poll()
+        return self.waiting.pop(0)
+
+    def failure(self) -> str:
+        """The cause of the next event, which must be a failed pull."""
+        event = self.next_event()
+        assert isinstance(event, PullFailed), event
+        assert event.message
+        return event.cause
+
+    def is_quiet(self) -> bool:
+        """Nothing was announced or is there that was not looked at."""
+        return not self.notified.acquire(blocking=False) and not self.connector.poll() and not self.waiting
+
+
+class World:
+    """Opens connectors of one kind that can reach each other, and closes them all."""
+
+    def __init__(self, open_connector: Open) -> None:
+        self._open = open_connector
+        self._parties: list[Party] = []
+
+    def party(
+        self,
+        epoch: str = "epoch-1",
+        layout: BlockLayout = LAYOUT,
+        options: ConnectorOptions = OPTIONS,
+        on_step: OnStep = no_step,
+    ) -> Party:
+        pool = KVPool(layout)
+        pool.planes[:] = pattern(layout, salt=len(self._parties) + 1)
+        notified = threading.Semaphore(0)
+        party = Party(self._open(options, pool, epoch, notified.release, on_step), pool, epoch, notified)
+        self._parties.append(party)
+        return party
+
+    def close(self) -> None:
+        for party in self._parties:
+            party.connector.close()
+            party.pool.close()
+
+
+def pattern(layout: BlockLayout, salt: int) -> npt.NDArray[np.uint8]:
+    """Planes whose every 32-bit word says whose it is: salt, plane, block and offset, a byte each."""
+    plane, block, offset = np.indices((layout.num_planes, layout.num_blocks, layout.block_bytes // 4), dtype=np.uint32)
+    words: npt.NDArray[np.uint32] = np.uint32(salt) << 24 | plane << 16 | block << 8 | offset
+    return words.view(np.uint8)
+
+
+def make_ticket(ticket_id: str, block_ids: list[int], epoch: str) -> KVTicket:
+    """A ticket as an engine makes it, its last block partial."""
+    return KVTicket(
+        ticket_id=ticket_id,
+        connector="",
+        epoch=epoch,
+        fingerprint="tiny",
+        token_hash="",
+        expires_at_s=0.0,
+        engine_id="producer",
+        request_id="request",
+        host="",
+        port=0,
+        num_tokens=max(0, len(block_ids) * LAYOUT.block_size - 1),
+        block_ids=[block_ids],
+    )
+
+
+def num_bytes(num_blocks: int) -> int:
+    return num_blocks * LAYOUT.num_planes * LAYOUT.block_bytes
+
+
+def check_copied(producer: Party, consumer: Party, source: list[int], target: list[int], before: bytes) -> None:
+    """The target blocks hold the source blocks, and every other block of the consumer is as before."""
+    expected = np.frombuffer(before, np.uint8).reshape(consumer.pool.planes.shape).copy()
+    expected[:, target] = producer.pool.planes[:, source]
+    assert np.array_equal(consumer.pool.planes, expected)
+
+
+def pull(producer: Party, consumer: Party, ticket: KVTicket, target: list[int], skip: int = 0) -> None:
+    """Pull and check all that must hold of a pull that succeeds."""
+    before = consumer.pool.planes.tobytes()
+    consumer.connector.pull(ticket, target, skip)
+    assert consumer.next_event() == Pulled(ticket.ticket_id, num_bytes(len(target)))
+    assert producer.next_event() == Released(ticket.ticket_id)
+    check_copied(producer, consumer, ticket.block_ids[0][skip:], target, before)
+
+
+def test_blocks_arrive_in_place(world: World) -> None:
+    producer, consumer = world.party(), world.party("epoch-2")
+    pull(producer, consumer, producer.publish("t", [3, 4, 5, 9]), [7, 0, 1, 2])
+    assert producer.is_quiet()
+    assert consumer.is_quiet()
+
+
+def test_published_ticket_names_the_connector_and_its_address(world: World) -> None:
+    producer = world.party()
+    ticket = producer.publish("t", [1])
+    assert ticket.connector == producer.connector.name
+    assert ticket.host
+    assert ticket.port > 0
+
+
+def test_skipped_blocks_are_the_first_ones(world: World) -> None:
+    """Case 65: of p0..p3 with two already there, p2 and p3 land in the two slots given."""
+    producer, consumer = world.party(), world.party("epoch-2")
+    pull(producer, consumer, producer.publish("t", [8, 9, 10, 11]), [2, 3], skip=2)
+
+
+@pytest.mark.parametrize(("block_ids", "skip"), [([], 0), ([4, 5], 2)])
+def test_nothing_to_copy_still_claims_and_releases(world: World, block_ids: list[int], skip: int) -> None:
+    producer, consumer = world.party(), world.party("epoch-2")
+    ticket = producer.publish("t", block_ids)
+    pull(producer, consumer, ticket, [], skip)
+    consumer.connector.pull(ticket, [], skip)
+    assert consumer.failure() == "used"
+
+
+def test_pools_may_differ_in_number_of_blocks(world: World) -> None:
+    producer, consumer = world.party(), world.party("epoch-2", replace(LAYOUT, num_blocks=5))
+    pull(producer, consumer, producer.publish("t", [14, 15]), [0, 4])
+
+
+def test_engine_can_pull_from_itself(world: World) -> None:
+    both = world.party()
+    both.connector.pull(both.publish("t", [1, 2]), [9, 8])
+    assert {type(both.next_event()), type(both.next_event())} == {Pulled, Released}
+    assert np.array_equal(both.pool.planes[:, [9, 8]], both.pool.planes[:, [1, 2]])
+
+
+def test_caller_may_change_its_lists_after_the_call(world: World) -> None:
+    producer, consumer = world.party(), world.party("epoch-2")
+    source, target = [1, 2], [3, 4]
+    ticket = producer.publish("t", source)
+    source.clear()
+    before = consumer.pool.planes.tobytes()
+    consumer.connector.pull(ticket, target)
+    target[:] = [0, 0]
+    assert consumer.next_event() == Pulled("t", num_bytes(2))
+    check_copied(producer, consumer, [1, 2], [3, 4], before)
+
+
+def test_random_block_lists_copy_exactly(world: World) -> None:
+    producer, consumer = world.party(), world.party("epoch-2")
+    names = (f"t{number}" for number in itertools.count())
+    block_lists = st.permutations(range(LAYOUT.num_blocks))
+
+    @settings(max_examples=30, deadline=None)
+    @given(block_lists, block_lists, st.integers(0, LAYOUT.num_blocks), st.integers(0, LAYOUT.num_blocks))
+    def copies(source: list[int], target: list[int], num_blocks: int, skip: int) -> None:
+        skip = min(skip, num_blocks)
+        ticket = producer.publish(next(names), source[:num_blocks])
+        pull(producer, consumer, ticket, target[: num_blocks - skip], skip)
+
+    copies()
+
+
+def test_ticket_works_once(world: World) -> None:
+    producer, consumer = world.party(), world.party("epoch-2")
+    ticket = producer.publish("t", [1])
+    pull(producer, consumer, ticket, [1])
+    consumer.connector.pull(ticket, [2])
+    assert consumer.failure() == "used"
+    assert producer.is_quiet()
+
+
+def test_ticket_is_used_from_the_claim_on(world: World) -> None:
+    """The first pull is still copying when the second one asks."""
+    second_causes: list[str] = []
+
+    def pull_again(step: str, ticket_id: str) -> None:
+        if step == "claimed":
+            rival.connector.pull(ticket, [2])
+            second_causes.append(rival.failure())
+
+    producer, rival = world.party(), world.party("epoch-3")
+    consumer = world.party("epoch-2", on_step=pull_again)
+    ticket = producer.publish("t", [1])
+    pull(producer, consumer, ticket, [1])
+    assert second_causes == ["used"]
+
+
+def test_engine_may_not_publish_a_ticket_twice(world: World) -> None:
+    producer = world.party()
+    producer.publish("t", [1])
+    with pytest.raises(ValueError, match="published before"):
+        producer.publish("t", [2])
+
+
+def expect_refusal(consumer: Party, ticket: KVTicket, target: list[int], skip: int = 0) -> str:
+    """The cause of a pull that is refused; nothing may have been written."""
+    before = consumer.pool.planes.tobytes()
+    consumer.connector.pull(ticket, target, skip)
+    cause = consumer.failure()
+    assert consumer.pool.planes.tobytes() == before
+    return cause
+
+
+def test_unknown_ticket(world: World) -> None:
+    producer, consumer = world.party(), world.party("epoch-2")
+    ticket = producer.publish("t", [1])
+    assert expect_refusal(consumer, msgspec.structs.replace(ticket, ticket_id="other"), [1]) == "unknown_ticket"
+
+
+def test_refusals_leave_the_ticket_usable(world: World) -> None:
+    producer, consumer = world.party(), world.party("epoch-2")
+    stranger = world.party("epoch-3", replace(LAYOUT, head_dim=8))
+    ticket = producer.publish("t", [1, 2])
+    assert expect_refusal(consumer, msgspec.structs.replace(ticket, epoch="before"), [1, 2]) == "epoch"
+    assert expect_refusal(stranger, ticket, [1, 2]) == "layout"
+    assert expect_refusal(consumer, ticket, [1]) == "protocol"
+    assert expect_refusal(consumer, ticket, [1], skip=2) == "protocol"
+    assert expect_refusal(consumer, ticket, [1, 2, 3], skip=-1) == "protocol"
+    assert expect_refusal(consumer, msgspec.structs.replace(ticket, connector="pigeon"), [1, 2]) == "protocol"
+    assert producer.is_quiet()
+    pull(producer, consumer, ticket, [1, 2])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(LAYOUT, num_layers=4),
+        replace(LAYOUT, block_size=8),
+        replace(LAYOUT, num_kv_heads=4, head_dim=2),
+        replace(LAYOUT, head_dim=8, itemsize=2),
+    ],
+)
+def test_other_geometry_is_refused_by_name(world: World, other: BlockLayout) -> None:
+    """Case 74: also when a block has the same number of bytes on both sides."""
+    producer, consumer = world.party(), world.party("epoch-2", other)
+    consumer.connector.pull(producer.publish("t", [1]), [1])
+    event = consumer.next_event()
+    assert isinstance(event, PullFailed)
+    assert event.cause == "layout"
+    for name in ("num_layers", "num_kv_heads", "head_dim", "block_size", "itemsize"):
+        assert (name in event.message) == (getattr(LAYOUT, name) != getattr(other, name))
+
+
+def test_withdrawn_before_the_pull(world: World) -> None:
+    producer, consumer = world.party(), world.party("epoch-2")
+    ticket = producer.publish("t", [1])
+    producer.connector.release("t")
+    producer.connector.release("t")
+    assert expect_refusal(consumer, ticket, [1]) == "withdrawn"
+    assert producer.is_quiet()
+
+
+@pytest.mark.parametrize("moment", ["claimed", "copied"])
+def test_withdrawn_during_the_pull(world: World, moment: str) -> None:
+    """Case 67: the producer's blocks are recycled while the consumer reads, and it cannot go unnoticed."""
+
+    def withdraw(step: str, ticket_id: str) -> None:
+        if step == moment:
+            producer.connector.release(ticket_id)
+            producer.pool.planes[:] = 0
+
+    producer = world.party()
+    consumer = world.party("epoch-2", on_step=withdraw)
+    consumer.connector.pull(producer.publish("t", [1, 2]), [1, 2])
+    assert consumer.failure() == "withdrawn"
+    assert producer.is_quiet()
+
+
+def test_release_after_the_pull_is_ignored(world: World) -> None:
+    """Case 67: the completion came just before the abort."""
+    producer, consumer = world.party(), world.party("epoch-2")
+    pull(producer, consumer, producer.publish("t", [1]), [1])
+    producer.connector.release("t")
+    producer.connector.release("never published")
+    assert producer.is_quiet()
+
+
+def test_producer_closed_before_the_pull(world: World) -> None:
+    producer, consumer = world.party(), world.party("epoch-2")
+    ticket = producer.publish("t", [1])
+    producer.connector.close()
+    assert expect_refusal(consumer, ticket, [1]) == "unreachable"
+
+
+@pytest.mark.parametrize("moment", ["claimed", "copied"])
+def test_producer_closed_during_the_pull(world: World, moment: str) -> None:
+    def close(step: str, ticket_id: str) -> None:
+        if step == moment:
+            producer.connector.close()
+
+    producer = world.party()
+    consumer = world.party("epoch-2", on_step=close)
+    consumer.connector.pull(producer.publish("t", [1]), [1])
+    assert consumer.failure() == "unreachable"
+    assert producer.is_quiet()
+
+
+def test_peer_restarted_at_the_same_port(world: World) -> None:
+    """Case 70: tickets of the old life fail by name; those of the new one work at once."""
+    consumer = world.party("epoch-2")
+    old = world.party("life-1")
+    spent, stale = old.publish("a", [1]), old.publish("b", [1])
+    pull(old, consumer, spent, [1])
+    old.connector.close()
+    old.pool.close()
+    new = world.party("life-2", options=ConnectorOptions(port=stale.port))
+    fresh = new.publish("b", [5])
+    assert expect_refusal(consumer, stale, [1]) == "epoch"
+    pull(new, consumer, fresh, [1])
+
+
+def test_many_pulls_at_once(world: World) -> None:
+    layout = replace(LAYOUT, num_blocks=120)
+    producer, consumer = world.party(layout=layout), world.party("epoch-2", layout)
+    names = [f"t{number}" for number in range(40)]
+    tickets = [producer.publish(name, [3 * n, 3 * n + 1, 3 * n + 2]) for n, name in enumerate(names)]
+    for n, ticket in enumerate(tickets):
+        consumer.connector.pull(ticket, [119 - 3 * n, 118 - 3 * n, 117 - 3 * n])
+    pulled = {consumer.next_event() for _ in names}
+    released = {producer.next_event() for _ in names}
+    assert pulled == {Pulled(name, num_bytes(3)) for name in names}
+    assert released == {Released(name) for name in names}
+    assert np.array_equal(consumer.pool.planes, producer.pool.planes[:, ::-1])
+    assert consumer.is_quiet()
+    assert producer.is_quiet()
+
+
+def test_one_ticket_for_many_consumers_works_for_one(world: World) -> None:
+    producer, consumer = world.party(), world.party("epoch-2")
+    ticket = producer.publish("t", [1])
+    for block_id in range(8):
+        consumer.connector.pull(ticket, [block_id])
+    events = [consumer.next_event() for _ in range(8)]
+    assert sum(isinstance(event, Pulled) for event in events) == 1
+    assert [event.cause for event in events if isinstance(event, PullFailed)] == ["used"] * 7
+    assert producer.next_event() == Released("t")
+    assert producer.is_quiet()
+
+
+def test_close_is_idempotent_and_fails_later_pulls(world: World) -> None:
+    producer, consumer = world.party(), world.party("epoch-2")
+    ticket = producer.publish("t", [1])
+    consumer.connector.close()
+    consumer.connector.close()
+    assert expect_refusal(consumer, ticket, [1]) == "unreachable"
+
+
+def test_close_ends_every_pending_pull(world: World) -> None:
+    """More pulls than workers, all held at their claim: each ends in exactly one event, and no thread stays."""
+    at_claim, go_on = threading.Semaphore(0), threading.Event()
+
+    def hold(step: str, ticket_id: str) -> None:
+        if step == "claimed":
+            at_claim.release()
+            assert go_on.wait(WAIT_S)
+
+    producer = world.party()
+    consumer = world.party("epoch-2", on_step=hold)
+    num_threads = threading.active_count()
+    for number in range(40):
+        consumer.connector.pull(producer.publish(f"t{number}", [1]), [1])
+    assert at_claim.acquire(timeout=WAIT_S)
+    closing = threading.Thread(target=consumer.connector.close)
+    closing.start()
+    go_on.set()
+    closing.join()
+    ended = [consumer.next_event().ticket_id for _ in range(40)]
+    assert sorted(ended) == sorted(f"t{number}" for number in range(40))
+    assert consumer.is_quiet()
+    producer.connector.close()
+    assert threading.active_count() <= num_threads
+
+
+def test_pull_that_comes_too_late_times_out(world: World) -> None:
+    producer = world.party()
+    consumer = world.party("epoch-2", options=ConnectorOptions(pull_timeout_s=0.0))
+    assert expect_refusal(consumer, producer.publish("t", [1]), [1]) == "timeout"
+
+
+def test_bug_in_a_pull_ends_it_and_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    def break_down(step: str, ticket_id: str) -> None:
+        raise ZeroDivisionError
+
+    producer = world.party()
+    consumer = world.party("epoch-2", on_step=break_down)
+    consumer.connector.pull(producer.publish("t", [1]), [1])
+    assert consumer.failure() == "internal"
+    assert "ZeroDivisionError" in caplog.text
