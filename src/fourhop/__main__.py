@@ -1,0 +1,5 @@
+"""`python -m fourhop` is `fourhop`."""
+
+from fourhop.cli import main
+
+main()
