@@ -1,0 +1,89 @@
+"""The jinja2 environment in which chat templates run.
+
+Source: transformers 5, `utils/chat_template_utils.py`: sandboxed and immutable, blocks trimmed, `tojson` without
+escaping, `raise_exception`, `strftime_now`, loop controls and the `generation` tag.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+Clock = Callable[[], datetime]
+
+
+class Refusal(jinja2.TemplateError):
+    """The template itself refused the request, through `raise_exception`."""
+
+
+def environment(clock: Clock) -> ImmutableSandboxedEnvironment:
+    """A fresh environment; `clock` gives the local time to `strftime_now`."""
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    env.filters["tojson"] = _to_json
+    env.globals["raise_exception"] = _raise_exception
+    env.globals["strftime_now"] = lambda format: clock().strftime(format)
+    env.globals["dict"] = _Dict()
+    env.globals["namespace"] = _Namespace
+    return env
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise Refusal(message)
+
+
+class _Generation(Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's own text for training; here it only encloses."""
+
+    tags = {"generation"}  # noqa: RUF012  (the attribute is jinja2's)
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Dict:
+    """`dict` for templates without the class itself, whose attributes lead out of the sandbox."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, /, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(Namespace):
+    """`namespace` that takes no underscore-prefixed names."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        values = dict(*args, **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: str) -> None:
+    if name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a template cannot set {name!r} on a namespace")
