@@ -1,0 +1,141 @@
+"""The one incremental parser: tokens and text in, content, thinking and calls out.
+
+Chunking is invisible: what comes out depends on the tokens alone. A step costs the length of its input; nothing that
+was read is read again, except a held prefix of a marker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from fourhop.frontend.detokenize import Tokenizer
+from fourhop.frontend.parsers.table import REASONING, Body, Scratch, Sink, State
+from fourhop.frontend.phrases import Phrases
+
+
+@dataclass(frozen=True)
+class BoundState:
+    """A state of a table for one vocabulary: markers as token ids, and as text where they have none."""
+
+    body: Body
+    by_id: dict[int, int]
+    by_text: Phrases
+    text_targets: tuple[int, ...]
+    is_reasoning: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table bound to a vocabulary. `numbers` maps a state's name to its place in `states`."""
+
+    states: tuple[BoundState, ...]
+    numbers: Mapping[str, int]
+
+    @property
+    def has_text_markers(self) -> bool:
+        return any(state.by_text for state in self.states)
+
+
+def bind(states: Mapping[str, State], tokenizer: Tokenizer) -> Table:
+    """Look the markers up in the vocabulary. States keep their order, so their numbers mean the same everywhere."""
+    numbers = {name: number for number, name in enumerate(states)}
+    return Table(tuple(_bind_state(state, numbers, tokenizer) for state in states.values()), numbers)
+
+
+def _bind_state(state: State, numbers: Mapping[str, int], tokenizer: Tokenizer) -> BoundState:
+    ids = {marker: tokenizer.token_id(marker) for marker in state.on}
+    spelled = [marker for marker, token_id in ids.items() if token_id is None]
+    return BoundState(
+        body=state.body,
+        by_id={token_id: numbers[state.on[marker]] for marker, token_id in ids.items() if token_id is not None},
+        by_text=Phrases(spelled),
+        text_targets=tuple(numbers[state.on[marker]] for marker in spelled),
+        is_reasoning=state.body is REASONING,
+    )
+
+
+class Position(msgspec.Struct, array_like=True):
+    """Where a machine is: its state, the held prefix of a textual marker, and what its body remembers."""
+
+    state: int = 0
+    held: str = ""
+    scratch: Scratch = msgspec.field(default_factory=Scratch)
+
+
+class Machine:
+    """Walks one choice through a table. `position` is all it remembers."""
+
+    def __init__(self, table: Table, position: Position, sink: Sink) -> None:
+        self.position = position
+        self._table = table
+        self._sink = sink
+        self.state = table.states[position.state]
+
+    def marker(self, token_id: int) -> bool:
+        """Take a token as a marker, if it is one here. The text before it must have been fed."""
+        target = self.state.by_id.get(token_id)
+        if target is None:
+            return False
+        self._release()
+        self._go(target)
+        return True
+
+    def text(self, text: str) -> None:
+        """Text between markers that are tokens; markers that are text are found in it."""
+        while self.state.by_text:
+            text, self.position.held = self.position.held + text, ""
+            found = self.state.by_text.search(text)
+            if found is None:
+                num_chars, _ = self.state.by_text.partial(text)
+                cut = len(text) - num_chars
+                text, self.position.held = text[:cut], text[cut:]
+                break
+            start, end, number = found
+            self._feed(text[:start])
+            self._go(self.state.text_targets[number])
+            text = text[end:]
+        self._feed(text)
+
+    def finish(self) -> None:
+        """The output is over: what was held is text, and an open call is as whole as it is."""
+        self._release()
+        self.state.body.close(self.position.scratch, self._sink)
+
+    def _feed(self, text: str) -> None:
+        if text:
+            self.state.body.feed(text, self.position.scratch, self._sink)
+
+    def _release(self) -> None:
+        held, self.position.held = self.position.held, ""
+        self._feed(held)
+
+    def _go(self, target: int) -> None:
+        self.state.body.close(self.position.scratch, self._sink)
+        self._sink.boundary()
+        self.position.state = target
+        self.position.scratch = Scratch()
+        self.state = self._table.states[target]
+
+
+def last_marker(
+    token_ids: list[int], markers: tuple[str, ...], turns: tuple[str, ...], tokenizer: Tokenizer
+) -> str | None:
+    """The last of `markers` in the prompt's last turn, None if there is none.
+
+    Reads the ids backwards when the vocabulary holds all markers, else the text of the last `TAIL_TOKENS` tokens.
+    """
+    ids = {token_id: text for text in markers + turns if (token_id := tokenizer.token_id(text)) is not None}
+    if set(markers) <= set(ids.values()):
+        last = next((ids[token_id] for token_id in reversed(token_ids) if token_id in ids), None)
+    else:
+        pattern = "|".join(re.escape(text) for text in markers + turns)
+        found = re.findall(pattern, tokenizer.decode(token_ids[-TAIL_TOKENS:], skip_special_tokens=False))
+        last = found[-1] if found else None
+    return last if last in markers else None
+
+
+TAIL_TOKENS = 256
