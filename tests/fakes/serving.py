@@ -1,0 +1,31 @@
+"""An app behind a real socket of this host, served by uvicorn inside the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp, *, keep_alive_s: int = 5) -> AsyncIterator[str]:
+    """The app's URL, while it is served."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, timeout_keep_alive=keep_alive_s, timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+        config.load()
+        server.lifespan = config.lifespan_class(config)
+        await server.startup(sockets=[listener])
+        ticks = asyncio.create_task(server.main_loop())
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await ticks
+            await server.shutdown(sockets=[listener])
