@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 MAX_CONVERSATIONS = 64
 """Connections served at once; more wait in the listener's backlog."""
 
-SOCKET_BUFFER_BYTES = 4 * 2**20
 ACCEPT_PAUSE_S = 0.05
 
 
@@ -62,7 +61,6 @@ class OpenSockets:
         """A channel to a peer. `host` is an IP address: looking a name up could outlast any deadline."""
         sock = socket.socket(family_of(host, port), socket.SOCK_STREAM)
         with self.holding(sock):
-            enlarge_buffers(sock)
             sock.settimeout(max(0.001, deadline_s - time.monotonic()))
             sock.connect((host, port))
             self.check()
@@ -116,7 +114,6 @@ class Listener:
     def _serve(self, sock: socket.socket) -> None:
         try:
             with self._sockets.holding(sock):
-                enlarge_buffers(sock)
                 self._converse(Channel(sock, time.monotonic() + self._timeout_s))
         except (OSError, msgspec.DecodeError) as error:
             logger.info("a conversation on KV port %d ended early: %s", self.port, error)
@@ -153,9 +150,3 @@ def family_of(host: str, port: int) -> socket.AddressFamily:
     if not 0 < port < 2**16:
         raise PullError("unreachable", f"the ticket's port is {port}")
     return socket.AF_INET if version == 4 else socket.AF_INET6
-
-
-def enlarge_buffers(sock: socket.socket) -> None:
-    """Ask for room for a few blocks in flight; the kernel grants what its limits allow."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)

@@ -1,11 +1,14 @@
-"""`tcp`: the producer streams the blocks, plane by plane, from its pool's memory straight into the consumer's."""
+"""`tcp`: the producer streams the blocks, plane by plane, from its pool's memory straight into the consumer's.
+
+Socket buffers keep the kernel's own tuning: fixed ones of 4 MiB are a quarter slower on loopback.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from fourhop.kv.control import Channel, Granted
-from fourhop.kv.layout import KVPool, runs
+from fourhop.kv.layout import BlockLayout, KVPool, runs
 
 
 class TcpMover:
@@ -14,16 +17,17 @@ class TcpMover:
     name = "tcp"
 
     def __init__(self, pool: KVPool) -> None:
-        self._pool = pool
+        self._layout = pool.layout
+        self._memory = pool.planes.reshape(-1).data
 
     def grant(self, block_ids: list[int]) -> Granted:
         return Granted()
 
     def send(self, channel: Channel, block_ids: list[int]) -> None:
-        channel.send_buffers(stretches(self._pool, block_ids))
+        channel.send_buffers(stretches(self._memory, self._layout, block_ids))
 
     def receive(self, channel: Channel, granted: Granted, block_ids: list[int]) -> None:
-        channel.receive_into(stretches(self._pool, block_ids))
+        channel.receive_into(stretches(self._memory, self._layout, block_ids))
 
     def prune(self) -> None:
         """Nothing is kept."""
@@ -32,9 +36,11 @@ class TcpMover:
         """Nothing is kept."""
 
 
-def stretches(pool: KVPool, block_ids: list[int]) -> Iterator[memoryview]:
+def stretches(memory: memoryview, layout: BlockLayout, block_ids: list[int]) -> Iterator[memoryview]:
     """The memory of blocks as contiguous stretches: for each plane, each run of neighbouring blocks."""
-    neighbours = runs(block_ids, block_ids)
-    for plane in pool.planes:
-        for start, _, length in neighbours:
-            yield plane[start : start + length].reshape(-1).data
+    size = layout.block_bytes
+    spans = [(start * size, (start + length) * size) for start, _, length in runs(block_ids, block_ids)]
+    for plane in range(layout.num_planes):
+        base = plane * layout.num_blocks * size
+        for begin, end in spans:
+            yield memory[base + begin : base + end]
