@@ -38,7 +38,7 @@ class HoldLedger:
     def connector_name(self) -> str:
         return self._connector.name
 
-    def issue(self, request_id: str, sequence: Sequence, token: Sampled, now_s: float) -> KVTicket:
+    def issue(self, sequence: Sequence, token: Sampled, now_s: float) -> KVTicket:
         """A ticket for the blocks of a held sequence; KV covers every token but the one just sampled."""
         ticket = KVTicket(
             ticket_id=secrets.token_hex(16),
@@ -48,7 +48,7 @@ class HoldLedger:
             token_hash=hash_tokens(sequence.token_ids[: sequence.num_computed]),
             expires_at_s=self._wall_clock() + self._lease_s,
             engine_id=self.identity.engine_id,
-            request_id=request_id,
+            request_id=sequence.request_id,
             host="",
             port=0,
             num_tokens=sequence.num_computed,

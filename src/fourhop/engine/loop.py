@@ -10,12 +10,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from fourhop.engine.ledger import HoldLedger
-from fourhop.engine.runner import Runner
 from fourhop.engine.sampler import Sampled
-from fourhop.engine.scheduler import Load, Scheduler
+from fourhop.engine.scheduler import Load, Scheduler, Work
 from fourhop.engine.sequence import Finish, Phase, Sequence, finish_of
 from fourhop.kv.connector import Pulled, PullFailed, Released
 from fourhop.wire.errors import EngineError, FourhopError, TransferError
@@ -26,15 +26,32 @@ from fourhop.wire.ticket import KVTicket
 log = logging.getLogger(__name__)
 
 
+class ModelRunner(Protocol):
+    """A model over the KV pool: `runner.Runner`, or the toy."""
+
+    def run(self, work: list[Work]) -> dict[int, Sampled | None]:
+        """Compute a step; the sampled token, or None where none can be chosen, by sequence id."""
+
+    def stage_out(self, blocks: list[int]) -> None:
+        """Make the pool's memory hold these blocks, for a connector to read."""
+
+    def stage_in(self, blocks: list[int]) -> None:
+        """Use what a connector wrote into these blocks of the pool's memory."""
+
+
 @dataclass(frozen=True)
 class Update:
-    """What a job gained: a token, its end, or an error instead of everything else."""
+    """What a job gained: a token, its end, or an error instead of everything else.
+
+    The first and the last update carry the moments so far.
+    """
 
     token_id: int | None = None
     logprob: TokenLogprob | None = None
     finish: Finish | None = None
     ticket: KVTicket | None = None
     error: FourhopError | None = None
+    moments: dict[str, float] | None = None
 
 
 @dataclass(eq=False)
@@ -44,11 +61,11 @@ class Job:
     `first_token` is one that prefill sampled elsewhere and nobody has sent yet: it goes out when its KV is here.
     """
 
-    request_id: str
     sequence: Sequence
-    deliver: Callable[[Update], None]
+    deliver: Callable[[Update], object]
     timeline: Timeline
     first_token: Update | None = None
+    is_announced: bool = False
 
 
 @dataclass
@@ -73,18 +90,18 @@ class EngineLoop:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: ModelRunner,
         scheduler: Scheduler,
-        ledger: HoldLedger | None,
         *,
         clock: Callable[[], float],
         recompute: bool,
     ) -> None:
         self.scheduler = scheduler
-        self.ledger = ledger
+        self.ledger: HoldLedger | None = None
         self.counters = Counters()
         self.failure: str | None = None
         self.last_progress_s = clock()
+        self.occupancy = scheduler.occupancy()
         self._runner = runner
         self._clock = clock
         self._recompute = recompute
@@ -97,7 +114,9 @@ class EngineLoop:
 
     # Called from other threads.
 
-    def start(self) -> None:
+    def start(self, ledger: HoldLedger | None) -> None:
+        """Begin. Without a ledger this engine neither holds nor pulls."""
+        self.ledger = ledger
         self._thread.start()
 
     def stop(self) -> None:
@@ -118,8 +137,13 @@ class EngineLoop:
 
     def abort_named(self, names: Iterable[str]) -> None:
         """End sequences by request id or ticket id, held ones included."""
-        wanted = set(names)
+        wanted = set(names) - {""}
         self._inbox.append(lambda: self._abort(self._ids_of(wanted)))
+        self._wake.set()
+
+    def count_refusal(self, cause: str, *, recomputed: bool) -> None:
+        """A ticket did not verify, so it never became a job's."""
+        self._inbox.append(lambda: self._count_failure(cause, recomputed))
         self._wake.set()
 
     def notify(self) -> None:
@@ -128,7 +152,8 @@ class EngineLoop:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._inbox) or self.scheduler.has_work or bool(self.scheduler.loading)
+        now = self.occupancy
+        return bool(self._inbox) or now.num_running + now.num_waiting > 0
 
     # The loop's own thread.
 
@@ -151,10 +176,11 @@ class EngineLoop:
         step = self.scheduler.schedule()
         self._begin_loads(step.loads)
         self._mark_started(item.sequence for item in step.work)
-        sampled = self._runner.run(step.work) if step.work else {}
-        self._publish(
-            self.scheduler.advance(step.work, {seq_id: token.token_id for seq_id, token in sampled.items()}), sampled
-        )
+        sampled = self._fail_tokenless(self._runner.run(step.work) if step.work else {})
+        work = [item for item in step.work if item.sequence.phase is Phase.RUNNING]
+        gained = self.scheduler.advance(work, {seq_id: token.token_id for seq_id, token in sampled.items()})
+        self.occupancy = self.scheduler.occupancy()
+        self._publish(gained, sampled)
         self.last_progress_s = self._clock()
         return bool(step.work or step.loads or step.preempted)
 
@@ -164,7 +190,7 @@ class EngineLoop:
 
     def _accept(self, job: Job) -> None:
         if self.failure is not None:
-            job.deliver(Update(error=EngineError(self.failure)))
+            self._deliver(job, Update(error=EngineError(self.failure)))
             return
         sequence = job.sequence
         self.counters.prompt_tokens += sequence.num_prompt
@@ -180,7 +206,7 @@ class EngineLoop:
         if job.sequence.ticket is not None and self.ledger is not None:
             self.ledger.decline(job.sequence.ticket)
         if job.first_token is not None:
-            job.deliver(job.first_token)
+            self._deliver(job, job.first_token)
         self._end(job, Update(finish=finish))
 
     def _poll_transfers(self) -> None:
@@ -214,7 +240,7 @@ class EngineLoop:
             self._runner.stage_in(sequence.blocks)
             self.scheduler.loaded(sequence)
         else:
-            self.counters.count(self.counters.transfer_failures, event.cause)
+            self._count_failure(event.cause, self._recompute)
             self.scheduler.load_failed(sequence, recompute=self._recompute)
         if sequence.phase is not Phase.FINISHED:
             self._after_load(job, event)
@@ -226,17 +252,28 @@ class EngineLoop:
         if isinstance(event, Pulled):
             job.timeline.mark(Moment.KV_READY, self._clock())
         else:
-            self.counters.recomputed += 1
-            log.warning("request %s: %s; recomputing", job.request_id, event.message)
+            log.warning("request %s: %s; recomputing", job.sequence.request_id, event.message)
         if job.first_token is not None:
-            job.deliver(job.first_token)
+            self._deliver(job, job.first_token)
             job.first_token = None
+
+    def _count_failure(self, cause: str, recomputed: bool) -> None:
+        self.counters.count(self.counters.transfer_failures, cause)
+        self.counters.recomputed += recomputed
 
     def _mark_started(self, sequences: Iterable[Sequence]) -> None:
         now = self._clock()
         for sequence in sequences:
             if not sequence.output_token_ids:
                 self._jobs[sequence.seq_id].timeline.mark(Moment.PREFILL_STARTED, now)
+
+    def _fail_tokenless(self, sampled: dict[int, Sampled | None]) -> dict[int, Sampled]:
+        """End the sequences for which no token could be chosen; the others do not notice."""
+        for seq_id in [seq_id for seq_id, token in sampled.items() if token is None]:
+            job = self._jobs[seq_id]
+            self.scheduler.abort(job.sequence)
+            self._end(job, Update(error=EngineError("no token can be chosen: all are forbidden, or logits are NaN")))
+        return {seq_id: token for seq_id, token in sampled.items() if token is not None}
 
     def _publish(self, gained: list[tuple[Sequence, Finish | None]], sampled: dict[int, Sampled]) -> None:
         now = self._clock()
@@ -249,14 +286,14 @@ class EngineLoop:
             ticket = self._issue(job, token) if sequence.phase is Phase.HELD else None
             update = Update(token.token_id, token.logprob, finish, ticket)
             if finish is None:
-                job.deliver(update)
+                self._deliver(job, update)
             else:
                 self._end(job, update)
 
     def _issue(self, job: Job, token: Sampled) -> KVTicket:
         assert self.ledger is not None
         self._runner.stage_out(job.sequence.blocks)
-        ticket = self.ledger.issue(job.request_id, job.sequence, token, self._clock())
+        ticket = self.ledger.issue(job.sequence, token, self._clock())
         job.sequence.held_as = ticket.ticket_id
         return ticket
 
@@ -266,11 +303,17 @@ class EngineLoop:
         job.timeline.mark(Moment.LAST_TOKEN, self._clock())
         reason = update.finish.reason if update.finish is not None else "error"
         self.counters.count(self.counters.finished, reason)
+        self._deliver(job, update)
+
+    def _deliver(self, job: Job, update: Update) -> None:
+        if not job.is_announced or update.finish is not None:
+            update = replace(update, moments=job.timeline.since_received())
+            job.is_announced = True
         job.deliver(update)
 
     def _ids_of(self, names: set[str]) -> list[int]:
-        ids = [job.sequence.seq_id for job in self._jobs.values() if job.request_id in names]
-        return ids + [held.seq_id for held in self.scheduler.held.values() if held.held_as in names]
+        known = [job.sequence for job in self._jobs.values()] + list(self.scheduler.held.values())
+        return [sequence.seq_id for sequence in known if {sequence.request_id, sequence.held_as} & names]
 
     def _abort(self, seq_ids: list[int]) -> None:
         for seq_id in seq_ids:

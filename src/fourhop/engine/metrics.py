@@ -20,17 +20,17 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         scheduler, counters, ledger = self._loop.scheduler, self._loop.counters, self._loop.ledger
-        pool = scheduler.pool
-        used = 1 - pool.num_free / pool.num_blocks
-        yield self._gauge("vllm:num_requests_running", "Sequences that compute.", len(scheduler.running))
+        now = self._loop.occupancy
+        used = 1 - now.num_free_blocks / now.num_blocks
+        yield self._gauge("vllm:num_requests_running", "Sequences that compute.", now.num_running)
         yield self._gauge(
             "vllm:num_requests_waiting",
             "Sequences that wait for a place or for KV.",
-            len(scheduler.waiting) + len(scheduler.loading),
+            now.num_waiting + now.num_loading,
         )
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of blocks in use, 0 to 1.", used)
-        yield self._gauge("fourhop:held_blocks", "Blocks held for other engines.", scheduler.num_held_blocks)
-        yield self._gauge("fourhop:held_requests", "Tickets that are not pulled yet.", len(scheduler.held))
+        yield self._gauge("fourhop:held_blocks", "Blocks held for other engines.", now.num_held_blocks)
+        yield self._gauge("fourhop:held_requests", "Tickets that are not pulled yet.", now.num_held)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens accepted.", counters.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens sampled.", counters.generation_tokens)
         yield self._counter("vllm:num_preemptions", "Preemptions by recompute.", scheduler.num_preemptions)

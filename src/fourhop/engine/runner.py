@@ -23,18 +23,21 @@ class Runner:
     device the pool is a copy for connectors: `stage_out` and `stage_in` move blocks between it and the device.
     """
 
-    def __init__(self, model: LoadedModel, pool: KVPool, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, model: LoadedModel, pool: KVPool, device: torch.device) -> None:
         self._model = model
         self._block_size = pool.layout.block_size
         layout = pool.layout
         shape = (layout.num_planes, layout.num_blocks * layout.block_size, layout.num_kv_heads, layout.head_dim)
-        self._host = torch.from_numpy(pool.planes.reshape(-1)).view(dtype).view(shape)
-        self._planes = self._host if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+        self._host = torch.from_numpy(pool.planes.reshape(-1)).view(model.dtype).view(shape)
+        self._planes = self._host if device.type == "cpu" else torch.zeros(shape, dtype=model.dtype, device=device)
         self._device = device
 
     @torch.inference_mode()
-    def run(self, work: list[Work]) -> dict[int, Sampled]:
-        """Compute the step and sample where a sequence reached its last token, by sequence id."""
+    def run(self, work: list[Work]) -> dict[int, Sampled | None]:
+        """Compute the step and sample where a sequence reached its last token, by sequence id.
+
+        None stands where no token can be chosen: the logits are not numbers, or the parameters forbid every token.
+        """
         batch = build_batch(work, self._block_size)
         paged = PagedKV(self._planes, self._tensor(batch.slots), batch.spans)
         sampling = [item.sequence for item in work if item.samples]

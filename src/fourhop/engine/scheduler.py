@@ -61,6 +61,19 @@ class Step:
         self.num_tokens += num_tokens
 
 
+@dataclass(frozen=True)
+class Occupancy:
+    """How full the engine is, as one value that other threads may read."""
+
+    num_running: int
+    num_waiting: int
+    num_loading: int
+    num_held: int
+    num_held_blocks: int
+    num_free_blocks: int
+    num_blocks: int
+
+
 class Scheduler:
     """Owns every sequence from `add` to its end, and with the pool every block."""
 
@@ -75,9 +88,16 @@ class Scheduler:
         self.num_cache_queries = 0
         self.num_cache_hits = 0
 
-    @property
-    def num_held_blocks(self) -> int:
-        return sum(len(sequence.blocks) for sequence in self.held.values())
+    def occupancy(self) -> Occupancy:
+        return Occupancy(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_loading=len(self.loading),
+            num_held=len(self.held),
+            num_held_blocks=sum(len(sequence.blocks) for sequence in self.held.values()),
+            num_free_blocks=self.pool.num_free,
+            num_blocks=self.pool.num_blocks,
+        )
 
     @property
     def has_work(self) -> bool:

@@ -37,10 +37,12 @@ class Sequence:
     """Tokens, blocks and progress of one choice of one request.
 
     `token_ids` is prompt and output in one list. KV of the first `num_computed` tokens is in `blocks`; the rest is to
-    be computed. `block_hashes` covers the full blocks whose tokens are known. `held_as` is the ticket of a held one.
+    be computed. `block_hashes` covers the full blocks whose tokens are known. `seq_id` is
+    ours and unique, `request_id` the client's and not. `held_as` is the ticket of a held sequence.
     """
 
     seq_id: int
+    request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     seed: int

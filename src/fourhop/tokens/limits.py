@@ -14,7 +14,7 @@ import msgspec
 
 from fourhop.wire.errors import ClientError
 from fourhop.wire.generate import GenerateRequest, SamplingParams
-from fourhop.wire.ticket import KVTicket, parse_transfer_params
+from fourhop.wire.ticket import parse_transfer_params
 
 PARAMS = "sampling_params"
 MAX_SALT_CHARS = 128
@@ -37,7 +37,7 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
     _check_counts(request, limits)
     _check_token_ids(request, limits.vocab_size)
     _check_window(request, limits.max_model_len)
-    _check_transfer(request)
+    parse_transfer_params(request.kv_transfer_params)  # whole, or a ClientError; whether it is true is `verify`'s
 
 
 def resolve_max_tokens(request: GenerateRequest, max_model_len: int) -> GenerateRequest:
@@ -145,13 +145,6 @@ def _check_window(request: GenerateRequest, max_model_len: int | None) -> None:
             f"request asks for {_asked(params)} more, so at most {max_model_len - num_prompt} can be generated",
             f"{PARAMS}.max_tokens",
         )
-
-
-def _check_transfer(request: GenerateRequest) -> None:
-    """A ticket is whole and does not cover more than the request has."""
-    params = parse_transfer_params(request.kv_transfer_params)
-    if isinstance(params, KVTicket) and params.num_tokens > len(request.token_ids) + len(request.output_token_ids):
-        _refuse("covers more tokens than the request has", "kv_transfer_params.remote_num_tokens")
 
 
 def _asked(params: SamplingParams) -> int:

@@ -23,7 +23,7 @@ class FirstToken(msgspec.Struct, frozen=True, omit_defaults=True):
     logprob: TokenLogprob | None = None
 
 
-class KVTicket(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class KVTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The right to pull one request's KV blocks from the engine that computed them, once, until it expires.
 
     `num_tokens` tokens are covered; `block_ids` lists the producer's physical blocks in order, the last one possibly

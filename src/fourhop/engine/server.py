@@ -1,0 +1,194 @@
+"""The engine as a `TokenServer`: requests become jobs of the loop, its updates become chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+
+import msgspec
+
+from fourhop.engine.loop import EngineLoop, Job, Update
+from fourhop.engine.sequence import Sequence
+from fourhop.kv.config import KVTransferConfig
+from fourhop.tokens.choices import merge_choices, split_choices, with_seed
+from fourhop.tokens.limits import Limits, check_request, resolve_max_tokens
+from fourhop.wire.errors import ClientError, TransferError, Unavailable
+from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, PromptTokensDetails, Usage
+from fourhop.wire.logprobs import ChoiceLogprobs
+from fourhop.wire.moments import Timeline
+from fourhop.wire.ticket import HoldRequest, KVTicket, parse_transfer_params, verify
+from fourhop.wire.worker import Role, WorkerInfo
+
+log = logging.getLogger(__name__)
+
+ROLES: dict[str, Role] = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
+
+
+class Engine:
+    """One engine in this process. Made by `engine.open.open_engine`, which also ends it."""
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        info: WorkerInfo,
+        limits: Limits,
+        eos_token_ids: frozenset[int],
+        transfer: KVTransferConfig | None,
+        stall_timeout_s: float,
+    ) -> None:
+        self.limits = limits
+        self.loop = loop
+        self._info = info
+        self._eos_token_ids = eos_token_ids
+        self._transfer = transfer
+        self._stall_timeout_s = stall_timeout_s
+        self._ids = itertools.count()
+
+    def info(self) -> WorkerInfo:
+        """Who this engine is and how busy it is."""
+        now = self.loop.occupancy
+        return msgspec.structs.replace(
+            self._info,
+            num_free_blocks=now.num_free_blocks,
+            num_held_blocks=now.num_held_blocks,
+            num_running=now.num_running,
+            num_waiting=now.num_waiting + now.num_loading,
+        )
+
+    def health(self) -> str | None:
+        """Why this engine cannot make progress, or None when it can."""
+        if self.loop.failure is not None:
+            return self.loop.failure
+        stalled_s = time.monotonic() - self.loop.last_progress_s
+        if self.loop.is_busy and stalled_s > self._stall_timeout_s:
+            return f"no step has ended for {stalled_s:.0f} s although there is work"
+        return None
+
+    async def abort(self, ids: Iterable[str]) -> None:
+        """End requests by their request id or ticket id; held blocks are freed."""
+        self.loop.abort_named(ids)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+        """See `TokenServer`. Raises ClientError for what cannot be served and TransferError for a bad ticket."""
+        reason = self.health()
+        if reason is not None:
+            raise Unavailable(reason)
+        check_request(request, self.limits)
+        choices = split_choices(with_seed(request, lambda: secrets.randbits(63)))
+        merged = merge_choices([self._generate_one(choice) for choice in choices])
+        try:
+            async for chunk in merged:
+                yield chunk
+        finally:
+            await merged.aclose()
+
+    async def _generate_one(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+        """One choice. Leaving early, by whatever way, aborts the sequence."""
+        updates: asyncio.Queue[Update] = asyncio.Queue()
+        event_loop = asyncio.get_running_loop()
+        job = self._job(request, lambda update: event_loop.call_soon_threadsafe(updates.put_nowait, update))
+        self.loop.submit(job)
+        ended = False
+        first = True
+        try:
+            while not ended:
+                update = await updates.get()
+                ended = update.finish is not None or update.error is not None
+                if update.error is not None:
+                    raise update.error
+                yield _chunk(request, update, is_first=first)
+                first = False
+            yield _usage_chunk(request, job.sequence)
+        finally:
+            if not ended:
+                self.loop.abort([job.sequence.seq_id])
+
+    def _job(self, request: GenerateRequest, deliver: Callable[[Update], object]) -> Job:
+        transfer = self._checked_transfer(request)
+        ticket = transfer if isinstance(transfer, KVTicket) else None
+        first_token = None
+        output = list(request.output_token_ids)
+        if ticket is not None and ticket.first_token is not None and not output:
+            output = [ticket.first_token.token_id]
+            first_token = Update(ticket.first_token.token_id, ticket.first_token.logprob)
+        params = resolve_max_tokens(request, self._info.max_model_len).sampling_params
+        assert params.max_tokens is not None and params.seed is not None
+        sequence = Sequence(
+            seq_id=next(self._ids),
+            request_id=request.request_id,
+            prompt_token_ids=request.token_ids,
+            output_token_ids=output,
+            params=params,
+            seed=params.seed,
+            max_tokens=params.max_tokens,
+            eos_token_ids=self._eos_token_ids,
+            cache_salt=request.cache_salt or "",
+            hold=isinstance(transfer, HoldRequest),
+            ticket=ticket,
+        )
+        return Job(sequence, deliver, Timeline(time.monotonic()), first_token)
+
+    def _checked_transfer(self, request: GenerateRequest) -> HoldRequest | KVTicket | None:
+        """The hand-over that the request asks for, verified; None if it is to be computed here."""
+        transfer = parse_transfer_params(request.kv_transfer_params)
+        if transfer is None:
+            return None
+        if self._transfer is None:
+            raise ClientError(
+                "this engine has no KV connector; start it with --kv-transfer-config", param="kv_transfer_params"
+            )
+        if isinstance(transfer, HoldRequest):
+            return transfer
+        try:
+            self._verify(transfer, request)
+        except TransferError as error:
+            recompute = self._transfer.kv_load_failure_policy == "recompute"
+            self.loop.count_refusal(error.cause, recomputed=recompute)
+            if not recompute:
+                raise
+            log.warning("request %s: %s; recomputing", request.request_id, error)
+            return None
+        return transfer
+
+    def _verify(self, ticket: KVTicket, request: GenerateRequest) -> None:
+        if ticket.connector != self._info.connector:
+            raise TransferError("connector", f"the ticket is for {ticket.connector}, we have {self._info.connector}")
+        verify(
+            ticket,
+            fingerprint=self._info.fingerprint,
+            token_ids=request.token_ids + request.output_token_ids,
+            now_s=time.time(),
+        )
+        listed = sum(len(group) for group in ticket.block_ids)
+        if listed != -(-ticket.num_tokens // self._info.block_size):
+            raise TransferError("token_count", f"{listed} blocks are not those of {ticket.num_tokens} tokens")
+
+
+def _chunk(request: GenerateRequest, update: Update, *, is_first: bool) -> GenerateChunk:
+    choice = ChunkChoice(
+        token_ids=[] if update.token_id is None else [update.token_id],
+        finish_reason=None if update.finish is None else update.finish.reason,
+        stop_reason=None if update.finish is None else update.finish.stop_reason,
+        logprobs=None if update.logprob is None else ChoiceLogprobs([update.logprob]),
+    )
+    return GenerateChunk(
+        request_id=request.request_id,
+        choices=[choice],
+        kv_transfer_params=None if update.ticket is None else msgspec.to_builtins(update.ticket),
+        moments=update.moments,
+        prompt_token_ids=request.token_ids if is_first and request.return_token_ids else None,
+    )
+
+
+def _usage_chunk(request: GenerateRequest, sequence: Sequence) -> GenerateChunk:
+    usage = Usage(
+        prompt_tokens=sequence.num_prompt,
+        completion_tokens=sequence.num_output,
+        total_tokens=sequence.num_tokens,
+        prompt_tokens_details=PromptTokensDetails(sequence.num_cached or 0),
+    )
+    return GenerateChunk(request_id=request.request_id, choices=[], usage=usage)

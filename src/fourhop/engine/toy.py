@@ -1,0 +1,72 @@
+"""A model without weights, whose KV is the tokens themselves: anything that reads foreign or stale KV shows at once.
+
+It lets the engine, the router and their faults be tested, and taught, in microseconds a token. A slot's value is a hash
+of token and position; the next token is a function of all values that the context's slots hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from fourhop.engine.batch import Run, build_batch
+from fourhop.engine.sampler import Sampled
+from fourhop.engine.scheduler import Work
+from fourhop.kv.layout import BlockLayout, KVPool
+
+FIRST_TOKEN, NUM_TOKENS = 10, 97
+
+
+def toy_layout(num_blocks: int, block_size: int = 4) -> BlockLayout:
+    """One layer, one head, one 64-bit number for a token."""
+    return BlockLayout(
+        num_layers=1, num_kv_heads=1, head_dim=1, block_size=block_size, itemsize=8, num_blocks=num_blocks
+    )
+
+
+def toy_output(prompt: list[int], num_tokens: int) -> list[int]:
+    """What the toy model answers: the plain thing to compare with."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(_choose([_value(token, at) for at, token in enumerate(tokens)]))
+    return tokens[len(prompt) :]
+
+
+def _value(token_id: int, position: int) -> int:
+    return (token_id * 1_000_003 + position * 7_919 + 1) % (1 << 62)
+
+
+def _choose(values: list[int]) -> int:
+    digest = hashlib.blake2b(repr(values).encode(), digest_size=4).digest()
+    return FIRST_TOKEN + int.from_bytes(digest, "little") % NUM_TOKENS
+
+
+class ToyRunner:
+    """A `ModelRunner` over a pool of `toy_layout`."""
+
+    def __init__(self, pool: KVPool) -> None:
+        self._block_size = pool.layout.block_size
+        self._slots = pool.planes.reshape(pool.layout.num_planes, -1).view(np.int64)
+
+    def run(self, work: list[Work]) -> dict[int, Sampled | None]:
+        batch = build_batch(work, self._block_size)
+        for token_id, position, slot in zip(batch.token_ids, batch.positions, batch.slots, strict=True):
+            self._slots[:, slot] = _value(token_id, position)
+        return {
+            item.sequence.seq_id: Sampled(_choose(self._read(span.context_runs)))
+            for item, span in zip(work, batch.spans, strict=True)
+            if item.samples
+        }
+
+    def stage_out(self, blocks: list[int]) -> None:
+        """The pool is the only copy."""
+
+    def stage_in(self, blocks: list[int]) -> None:
+        """The pool is the only copy."""
+
+    def _read(self, runs: list[Run]) -> list[int]:
+        keys, values = (
+            np.concatenate([plane[first : first + length] for first, length in runs]) for plane in self._slots
+        )
+        return [int(key) if key == value else -1 for key, value in zip(keys, values, strict=True)]
