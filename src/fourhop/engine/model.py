@@ -1,8 +1,8 @@
 """Loads a model with transformers and asks it what its attention is like.
 
-The facts that the KV pool needs (layers, heads, sizes, windows) are observed, not guessed from a config's key names: one
-short forward pass runs through an attention function that records how each layer calls it. An architecture whose state
-is not all in those calls is refused.
+The facts that the KV pool needs (layers, heads, sizes, windows) are observed, not guessed from a config's key names:
+one short forward pass runs through an attention function that records how each layer calls it. An architecture whose
+state is not all in those calls is refused.
 """
 
 from __future__ import annotations

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+LAYOUT_VERSION = 1
+"""Counts up when blocks are laid out differently; part of an engine's fingerprint."""
+
 
 @dataclass(frozen=True)
 class BlockLayout:
