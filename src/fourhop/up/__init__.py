@@ -1,0 +1,1 @@
+"""`fourhop up`: every tier on this machine, engines as processes, frontend and router joined in this one."""

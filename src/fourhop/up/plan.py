@@ -1,0 +1,119 @@
+"""What `fourhop up` will start: engines, their ports, their cores and their command lines. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from fourhop.kv.config import KVTransferConfig
+
+
+@dataclass(frozen=True)
+class UpConfig:
+    """How many engines on this machine, and how KV moves between them.
+
+    Attributes:
+        prefill: Engines that process prompts.
+        decode: Engines that generate tokens.
+        connector: How KV blocks move: shm is one copy on this machine, tcp is what would cross a network.
+        cores_per_engine: CPU cores that each engine is pinned to.
+    """
+
+    prefill: int = 1
+    decode: int = 1
+    connector: Literal["shm", "tcp"] = "shm"
+    cores_per_engine: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("prefill", "decode", "cores_per_engine"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def num_engines(self) -> int:
+        return self.prefill + self.decode
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One engine: `arguments` are what a user would type after `fourhop`, `cores` the CPUs it is pinned to."""
+
+    name: str
+    role: Literal["prefill", "decode"]
+    url: str
+    cores: tuple[int, ...]
+    arguments: tuple[str, ...]
+
+
+def plan_engines(
+    config: UpConfig, model: str, *, ports: Sequence[int], cores: Sequence[int], flags: Sequence[str]
+) -> list[EnginePlan]:
+    """A plan per engine, prefill first. `ports` has one per engine; `flags` go to every engine."""
+    names = [("prefill", index) for index in range(config.prefill)] + [("decode", i) for i in range(config.decode)]
+    shares = share_cores(cores, config.num_engines, config.cores_per_engine)
+    return [
+        _plan(config, model, role, f"{role}-{index}", port, share, flags)  # type: ignore[arg-type]
+        for (role, index), port, share in zip(names, ports, shares, strict=True)
+    ]
+
+
+def _plan(
+    config: UpConfig,
+    model: str,
+    role: Literal["prefill", "decode"],
+    name: str,
+    port: int,
+    cores: tuple[int, ...],
+    flags: Sequence[str],
+) -> EnginePlan:
+    transfer = KVTransferConfig(
+        kv_connector=config.connector, kv_role="kv_producer" if role == "prefill" else "kv_consumer"
+    )
+    given = {"kv_connector": transfer.kv_connector, "kv_role": transfer.kv_role}
+    arguments = ("engine", model, "--port", str(port), "--kv-transfer-config", msgspec.json.encode(given).decode())
+    return EnginePlan(name, role, f"http://127.0.0.1:{port}", cores, (*arguments, *flags))
+
+
+def share_cores(cores: Sequence[int], num_engines: int, each: int) -> list[tuple[int, ...]]:
+    """Cores for each engine, the last ones first to be taken, so that the others are the frontend's.
+
+    With too few, engines take turns: as many as fit have cores of their own, the next begin again from the start.
+    """
+    groups = max(1, min(num_engines, len(cores) // each))
+    first = len(cores) - groups * min(each, len(cores))
+    taken = [tuple(cores[first + group * each : first + (group + 1) * each]) for group in range(groups)]
+    return [taken[engine % groups] for engine in range(num_engines)]
+
+
+def engines_per_core(plans: Iterable[EnginePlan]) -> int:
+    """The most engines that share one core: 1 when each has its own."""
+    counts: dict[int, int] = {}
+    for plan in plans:
+        for core in plan.cores:
+            counts[core] = counts.get(core, 0) + 1
+    return max(counts.values())
+
+
+def flags_of(config: Any) -> list[str]:
+    """The command-line flags that make this frozen dataclass: those fields that are not at their default."""
+    flags: list[str] = []
+    for field in dataclasses.fields(config):
+        value, flag = getattr(config, field.name), field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, tuple):
+            flags += [part for item in value for part in (f"--{flag}", str(item))]
+        else:
+            flags += [f"--{flag}", str(value)]
+    return flags
+
+
+def backoff_s(num_failures: int) -> float:
+    """Seconds to wait before an engine is started again: 0.5, 1, 2, ... at most 30."""
+    return min(30.0, (1 << min(num_failures - 1, 6)) / 2)
