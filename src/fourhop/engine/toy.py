@@ -37,9 +37,14 @@ def _value(token_id: int, position: int) -> int:
     return (token_id * 1_000_003 + position * 7_919 + 1) % (1 << 62)
 
 
-def _choose(values: list[int]) -> int:
-    digest = hashlib.blake2b(repr(values).encode(), digest_size=4).digest()
+def _choose(values: list[int], seed: int = 0) -> int:
+    digest = hashlib.blake2b(repr((seed, values)).encode(), digest_size=4).digest()
     return FIRST_TOKEN + int.from_bytes(digest, "little") % NUM_TOKENS
+
+
+def _seed(item: Work) -> int:
+    """What a draw would depend on besides the context: nothing when the likeliest token is taken."""
+    return item.sequence.seed if item.sequence.params.temperature > 0 else 0
 
 
 class ToyRunner:
@@ -54,7 +59,7 @@ class ToyRunner:
         for token_id, position, slot in zip(batch.token_ids, batch.positions, batch.slots, strict=True):
             self._slots[:, slot] = _value(token_id, position)
         return {
-            item.sequence.seq_id: Sampled(_choose(self._read(span.context_runs)))
+            item.sequence.seq_id: Sampled(_choose(self._read(span.context_runs), _seed(item)))
             for item, span in zip(work, batch.spans, strict=True)
             if item.samples
         }
