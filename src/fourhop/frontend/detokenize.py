@@ -14,6 +14,8 @@ from typing import Protocol
 
 import msgspec
 
+from fourhop.wire.derender import Count
+
 MAX_PENDING_BYTES = 3
 REPLACEMENT = "\ufffd"
 
@@ -41,7 +43,7 @@ class Detokenizer(msgspec.Struct, array_like=True):
     pending: bytes = b""
     pending_is_prompts: bool = False
     at_start: bool = False
-    num_chars: int = 0
+    num_chars: Count = 0
 
     @classmethod
     def after(cls, prompt_token_ids: Sequence[int], tokenizer: Tokenizer, skipped: frozenset[int]) -> Detokenizer:
@@ -77,10 +79,6 @@ class Detokenizer(msgspec.Struct, array_like=True):
             text = text.removeprefix(REPLACEMENT)
         self.num_chars += len(text)
         return text
-
-    def is_valid(self) -> bool:
-        """Whether a client can have got this state from us."""
-        return self.num_chars >= 0 and _unfinished(self.pending) == self.pending
 
 
 def _tail_bytes(token_ids: Sequence[int], tokenizer: Tokenizer, skipped: frozenset[int]) -> bytes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from fourhop.frontend.phrases import Phrases
+from fourhop.wire.derender import Count
 
 
 class HeldTail(msgspec.Struct, array_like=True):
     """The text that waits: the first `num_chars` characters of stop string `stop`. Small, however long the stop is."""
 
-    stop: int = 0
-    num_chars: int = 0
+    stop: Count = 0
+    num_chars: Count = 0
 
 
 class StopMatcher:

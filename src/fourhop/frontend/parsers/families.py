@@ -8,7 +8,7 @@ from fourhop.frontend.parsers.json_call import JsonCall
 from fourhop.frontend.parsers.table import CONTENT, LAYOUT, REASONING, ReasoningFamily, State, ToolFamily
 
 THINK = {
-    # Thinking is over or has not begun: until it has, the model may open it, whatever the prompt says.
+    # The prompt did not open thinking; the model still may.
     "unopened": State(CONTENT, {"<think>": "thinking", "</think>": "content"}),
     "thinking": State(REASONING, {"<think>": "thinking", "</think>": "content"}),
     # Thinking ends once. A second closing tag is swallowed, an opening one is text.

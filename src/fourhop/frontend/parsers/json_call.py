@@ -8,6 +8,7 @@ bytes of it; an object whose name comes later than that is content too.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -257,7 +258,7 @@ class _Reader:
         return len(self._text)
 
 
-_READ = {
+_READ: dict[int, Callable[[_Reader, int], int]] = {
     Phase.START: _Reader.start,
     Phase.KEY_START: _Reader.key_start,
     Phase.KEY: _Reader.key,

@@ -15,6 +15,7 @@ import msgspec
 from fourhop.frontend.detokenize import Tokenizer
 from fourhop.frontend.parsers.table import REASONING, Body, Scratch, Sink, State
 from fourhop.frontend.phrases import Phrases
+from fourhop.wire.derender import Count
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def _bind_state(state: State, numbers: Mapping[str, int], tokenizer: Tokenizer) 
 class Position(msgspec.Struct, array_like=True):
     """Where a machine is: its state, the held prefix of a textual marker, and what its body remembers."""
 
-    state: int = 0
+    state: Count = 0
     held: str = ""
     scratch: Scratch = msgspec.field(default_factory=Scratch)
 

@@ -13,6 +13,8 @@ from typing import Protocol
 
 import msgspec
 
+from fourhop.wire.derender import Count
+
 CONTENT_STATE = "content"
 """The one state that every table has: the answer's own text."""
 
@@ -20,12 +22,12 @@ CONTENT_STATE = "content"
 class Scratch(msgspec.Struct, array_like=True):
     """What a body remembers inside one call. The fields are the bodies' own; all of them stay small."""
 
-    phase: int = 0
-    depth: int = 0
-    flags: int = 0
+    phase: Count = 0
+    depth: Count = 0
+    flags: Count = 0
     text: str = ""
     head: str = ""
-    span: tuple[int, int] = (0, 0)
+    span: tuple[Count, Count] = (0, 0)
 
 
 class Sink(Protocol):

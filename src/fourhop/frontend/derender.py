@@ -1,0 +1,339 @@
+"""One choice of a request: token chunks in, what the client sees out. Streamed or not, this is the only way.
+
+Rules that the sizes of the chunks never change:
+
+- A token that ends the choice (EOS or a stop token id) counts but is not text, unless `include_stop_str_in_output`.
+  Tokens after it, or after the token that completes a stop string, do not exist.
+- Stop strings are looked for in the answer's content. Thinking and calls are never cut by one, and text on the two
+  sides of a marker is not one text.
+- `length` and `abort` stay as they are; `stop` becomes `tool_calls` when a call is complete and none was named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import msgspec
+
+from fourhop.frontend.context import Context, chat_context, completion_context
+from fourhop.frontend.detokenize import Detokenizer
+from fourhop.frontend.logprobs import chat_logprobs, completion_logprobs
+from fourhop.frontend.parsers.machine import Machine, Position
+from fourhop.frontend.stops import HeldTail, StopMatcher
+from fourhop.wire.derender import Count, StreamState
+from fourhop.wire.errors import ClientError
+from fourhop.wire.generate import ChunkChoice
+from fourhop.wire.openai_chat import ChatFinishReason, ChatLogprobs, FunctionCallDelta, ToolCallDelta
+from fourhop.wire.openai_completion import CompletionLogprobs
+
+__all__ = ["Context", "Delta", "Derenderer", "chat_context", "completion_context"]
+
+STATE_VERSION = 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one chunk adds. `num_tokens` of its tokens count; `num_reasoning_tokens` of those were thinking.
+
+    `stopped` says that the choice is over although the engine may go on: a stop string was completed, or tokens came
+    after a stop token. `token_ids` are the tokens the client may see; `logprobs` (chat) or `completion_logprobs` are
+    aligned with them, and present only if they were asked for.
+    """
+
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    logprobs: ChatLogprobs | None = None
+    completion_logprobs: CompletionLogprobs | None = None
+    finish_reason: ChatFinishReason | None = None
+    stop_reason: str | int | None = None
+    stopped: bool = False
+    num_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing that a client could see."""
+        text = self.content or self.reasoning or self.tool_calls
+        return not (text or self.logprobs or self.completion_logprobs or self.finish_reason or self.token_ids)
+
+
+class Snapshot(msgspec.Struct, array_like=True):
+    """All that a Derenderer remembers. `ended` is "token" from a stop token to the finish, "finished" after that."""
+
+    detokenizer: Detokenizer
+    position: Position
+    held: HeldTail
+    call_seed: str
+    num_calls: Count = 0
+    num_complete_calls: Count = 0
+    num_reasoning_tokens: Count = 0
+    ended: Literal["", "token", "finished"] = ""
+    stop_token_id: Count | None = None
+
+
+class Derenderer:
+    """Turns one choice's chunks into deltas. A step costs its tokens; `state` is small and is all there is."""
+
+    def __init__(self, context: Context, snapshot: Snapshot) -> None:
+        self._context = context
+        self._snapshot = snapshot
+        self._output = _Output(context, snapshot)
+        self._machine = Machine(context.table, snapshot.position, self._output)
+        # Where a stop string or a textual marker ends, and each token's place in the text, show token by token.
+        self._has_offsets = context.completion_top_logprobs is not None
+        self._is_stepwise = bool(context.stops) or context.table.has_text_markers or self._has_offsets
+
+    @classmethod
+    def start(cls, context: Context, index: int) -> Derenderer:
+        """At the beginning of choice `index`."""
+        prompt = context.prompt_token_ids
+        first = context.parsers.first_state(prompt, context.chat_template_kwargs)
+        snapshot = Snapshot(
+            detokenizer=Detokenizer.after(prompt or [], context.tokenizer, context.skipped),
+            position=Position(state=context.table.numbers[first]),
+            held=HeldTail(),
+            call_seed=_call_seed(context.request_id, prompt or [], index),
+        )
+        return cls(context, snapshot)
+
+    @classmethod
+    def resume(cls, context: Context, state: StreamState) -> Derenderer:
+        """Where `state` was taken. Raises ClientError for a state that is not ours or not this request's."""
+        if state.version != STATE_VERSION or state.check != zlib.crc32(state.data):
+            raise ClientError("the stream state is damaged or of another version", param="stream_state")
+        try:
+            snapshot = msgspec.msgpack.decode(state.data, type=Snapshot)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise ClientError("the stream state is malformed", param="stream_state") from None
+        if not _belongs_to(snapshot, context):
+            raise ClientError("the stream state is not of this request", param="stream_state")
+        return cls(context, snapshot)
+
+    def state(self) -> StreamState:
+        data = msgspec.msgpack.encode(self._snapshot)
+        return StreamState(STATE_VERSION, zlib.crc32(data), data)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Thinking tokens of the whole choice so far, markers not counted."""
+        return self._snapshot.num_reasoning_tokens
+
+    def feed(self, choice: ChunkChoice) -> Delta:
+        """Take the choice's next chunk. After the finish everything is ignored."""
+        snapshot, output = self._snapshot, self._output
+        if snapshot.ended == "finished":
+            return Delta()
+        reasoning_before = snapshot.num_reasoning_tokens
+        step = _Step(0) if snapshot.ended else self._take_tokens(choice)
+        goes_on = snapshot.ended == "token" and step.num_tokens < len(choice.token_ids) and not choice.finish_reason
+        finish, stop_reason = None, None
+        if output.stops.hit or goes_on or choice.finish_reason:
+            finish, stop_reason = self._finish(choice)
+        return Delta(
+            content=output.take_content(),
+            reasoning=output.take_reasoning(),
+            tool_calls=output.take_calls(),
+            logprobs=self._chat_logprobs(choice, step),
+            completion_logprobs=self._completion_logprobs(choice, step),
+            finish_reason=finish,
+            stop_reason=stop_reason,
+            stopped=goes_on or output.stops.hit is not None,
+            num_tokens=step.num_tokens,
+            num_reasoning_tokens=snapshot.num_reasoning_tokens - reasoning_before,
+            token_ids=step.pick(choice.token_ids),
+        )
+
+    def _take_tokens(self, choice: ChunkChoice) -> _Step:
+        """Read tokens up to the one that ends the choice."""
+        snapshot, machine, context = self._snapshot, self._machine, self._context
+        detokenizer, tokenizer = snapshot.detokenizer, context.tokenizer
+        step = _Step(len(choice.token_ids))
+        ending = _ending_token(choice)
+        run: list[bytes] = []
+        for number, token_id in enumerate(choice.token_ids):
+            if self._has_offsets:
+                step.text_offsets.append(detokenizer.num_chars)
+            if machine.state.is_reasoning and not context.include_reasoning:
+                step.hidden.add(number)
+            is_stop = token_id in context.stop_token_ids or number == ending
+            if token_id in machine.state.by_id:
+                self._read(run)
+                machine.text(detokenizer.flush())
+                machine.marker(token_id)
+            elif token_id not in context.skipped and (context.include_stop or not is_stop):
+                run.append(detokenizer.piece(token_id, tokenizer))
+                if self._is_stepwise:
+                    self._read(run)
+            if is_stop or self._output.stops.hit:
+                step.num_tokens = number + 1
+                if is_stop:
+                    snapshot.ended, snapshot.stop_token_id = "token", token_id
+                break
+        self._read(run)
+        return step
+
+    def _read(self, run: list[bytes]) -> None:
+        """Pass the bytes of some tokens on. A token is thinking if it stands in thinking and does not end it."""
+        if not run:
+            return
+        was_reasoning = self._machine.state.is_reasoning
+        self._machine.text(self._snapshot.detokenizer.feed(b"".join(run)))
+        if was_reasoning and self._machine.state.is_reasoning:
+            self._snapshot.num_reasoning_tokens += len(run)
+        run.clear()
+
+    def _finish(self, choice: ChunkChoice) -> tuple[ChatFinishReason, str | int | None]:
+        """Let go of everything that was held, through the parsers; the reason, and what stopped it."""
+        snapshot, stops = self._snapshot, self._output.stops
+        if stops.hit is None:
+            self._machine.text(snapshot.detokenizer.flush())
+            self._machine.finish()
+            self._output.boundary()
+        reason: ChatFinishReason = choice.finish_reason or "stop"
+        stop_reason = choice.stop_reason
+        if stops.hit is not None:
+            reason, stop_reason = "stop", stops.hit
+        elif snapshot.ended == "token" and reason != "stop":
+            reason, stop_reason = "stop", snapshot.stop_token_id
+        snapshot.ended = "finished"
+        if reason == "stop" and snapshot.num_complete_calls and not self._context.is_call_named:
+            reason = "tool_calls"
+        return reason, stop_reason
+
+    def _chat_logprobs(self, choice: ChunkChoice, step: _Step) -> ChatLogprobs | None:
+        num_top = self._context.chat_top_logprobs
+        if num_top is None or choice.logprobs is None:
+            return None
+        return chat_logprobs(step.pick(choice.logprobs.content), num_top, self._context.tokenizer)
+
+    def _completion_logprobs(self, choice: ChunkChoice, step: _Step) -> CompletionLogprobs | None:
+        num_top = self._context.completion_top_logprobs
+        if num_top is None or choice.logprobs is None:
+            return None
+        entries = step.pick(choice.logprobs.content)
+        return completion_logprobs(entries, step.text_offsets, num_top, self._context.tokenizer)
+
+
+class _Step:
+    """Which tokens of a chunk count: the first `num_tokens`, `hidden` ones among them. Offsets are in characters."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self.hidden: set[int] = set()
+        self.text_offsets: list[int] = []
+
+    def pick(self, values: Sequence[T]) -> list[T]:
+        """Of values given one a token, those that the client may see."""
+        if not self.hidden:
+            return list(values[: self.num_tokens])
+        return [value for number, value in enumerate(values[: self.num_tokens]) if number not in self.hidden]
+
+
+class _Output:
+    """The machine's sink: gathers what one chunk adds. Content passes the stop strings; nothing passes after one."""
+
+    def __init__(self, context: Context, snapshot: Snapshot) -> None:
+        self.stops = StopMatcher(context.stops, snapshot.held, include_stop=context.include_stop)
+        self._context = context
+        self._snapshot = snapshot
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[_CallPiece] = []
+
+    def content(self, text: str) -> None:
+        self._content.append(self.stops.feed(text))
+
+    def reasoning(self, text: str) -> None:
+        if self._context.include_reasoning and self.stops.hit is None:
+            self._reasoning.append(text)
+
+    def begin_call(self, name: str) -> None:
+        index = self._snapshot.num_calls
+        self._snapshot.num_calls += 1
+        if self._is_wanted():
+            self._calls.append(_CallPiece(index, _call_id(self._snapshot.call_seed, index), name))
+
+    def arguments(self, text: str) -> None:
+        index = self._snapshot.num_calls - 1
+        if not self._is_wanted():
+            return
+        if not self._calls or self._calls[-1].index != index:
+            self._calls.append(_CallPiece(index))
+        self._calls[-1].arguments += text
+
+    def complete_call(self) -> None:
+        if self._is_wanted():
+            self._snapshot.num_complete_calls += 1
+
+    def boundary(self) -> None:
+        self._content.append(self.stops.flush())
+
+    def take_content(self) -> str | None:
+        text = "".join(self._content)
+        self._content.clear()
+        return text or None
+
+    def take_reasoning(self) -> str | None:
+        text = "".join(self._reasoning)
+        self._reasoning.clear()
+        return text or None
+
+    def take_calls(self) -> list[ToolCallDelta]:
+        deltas = [piece.delta() for piece in self._calls]
+        self._calls.clear()
+        return deltas
+
+    def _is_wanted(self) -> bool:
+        """Whether the call that was begun last is one the client gets."""
+        limit = self._context.max_calls
+        return self.stops.hit is None and (limit is None or self._snapshot.num_calls <= limit)
+
+
+@dataclass(slots=True)
+class _CallPiece:
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+    def delta(self) -> ToolCallDelta:
+        if not self.id:
+            return ToolCallDelta(index=self.index, function=FunctionCallDelta(arguments=self.arguments))
+        function = FunctionCallDelta(name=self.name, arguments=self.arguments)
+        return ToolCallDelta(index=self.index, id=self.id, type="function", function=function)
+
+
+def _ending_token(choice: ChunkChoice) -> int:
+    """The place of the token that the engine ended the choice for; -1 if it is not the last of this chunk.
+
+    A stop reason that is a text means that the engine found a stop string, whose tokens are text.
+    """
+    ended = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
+    return len(choice.token_ids) - 1 if ended else -1
+
+
+def _call_seed(request_id: str, prompt_token_ids: list[int], index: int) -> str:
+    """What call ids are made from: stable when a chunk is sent again, different for each turn of a conversation."""
+    digest = hashlib.blake2b(request_id.encode(), digest_size=16)
+    digest.update(array("q", [*prompt_token_ids, index]).tobytes())
+    return digest.hexdigest()
+
+
+def _call_id(seed: str, index: int) -> str:
+    return "chatcmpl-tool-" + hashlib.blake2b(f"{seed}-{index}".encode(), digest_size=16).hexdigest()
+
+
+def _belongs_to(snapshot: Snapshot, context: Context) -> bool:
+    """Whether the numbers in a snapshot mean something in this request."""
+    held, stops = snapshot.held, context.stops.phrases
+    is_held = held.num_chars == 0 or (held.stop < len(stops) and held.num_chars < len(stops[held.stop]))
+    return is_held and snapshot.position.state < len(context.table.states)
