@@ -12,7 +12,7 @@ import jinja2
 
 from fourhop.frontend.conversation import Content, as_parts, as_system, as_text
 from fourhop.frontend.environment import Clock, Refusal, environment
-from fourhop.frontend.tokenizer import read_json
+from fourhop.frontend.files import read_json
 from fourhop.wire.errors import ClientError, StartError
 
 Message = dict[str, Any]

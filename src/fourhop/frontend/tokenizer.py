@@ -5,7 +5,6 @@ Safe to use from several threads: nothing changes after loading.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as NativeTokenizer
 
+from fourhop.frontend.files import read_json, whole_number
 from fourhop.wire.errors import StartError
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -48,7 +48,10 @@ class Tokenizer:
         config = read_json(folder / "tokenizer_config.json", default={})
         special_tokens = _named_special_tokens(config)
         _apply_config(native, config, special_tokens)
-        return cls(native, vocab_size=_model_vocab_size(folder), special_tokens=special_tokens)
+        vocab_size = whole_number(read_json(folder / "config.json"), "vocab_size")
+        if vocab_size is None:
+            raise StartError(f"{folder.name}/config.json has no vocab_size")
+        return cls(native, vocab_size=vocab_size, special_tokens=special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The ids of a text. Special tokens written in the text become their ids either way."""
@@ -86,30 +89,6 @@ class Tokenizer:
         if match := _BYTE_PIECE.fullmatch(piece):
             return bytes([int(match[1], 16)])
         return piece.replace("▁", " ").encode()
-
-
-def read_json(path: Path, *, default: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A JSON object from a checkpoint file. Raises StartError when it is missing (without a default) or broken."""
-    if not path.is_file():
-        if default is None:
-            raise StartError(f"{path.parent.name} has no {path.name}")
-        return default
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise StartError(f"{path.parent.name}/{path.name} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise StartError(f"{path.parent.name}/{path.name} is not a JSON object")
-    return value
-
-
-def _model_vocab_size(folder: Path) -> int:
-    """`vocab_size` of the model, from its text part if it has several parts."""
-    config = read_json(folder / "config.json")
-    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    if not isinstance(size, int):
-        raise StartError(f"{folder.name}/config.json has no vocab_size")
-    return size
 
 
 def _named_special_tokens(config: dict[str, Any]) -> dict[str, str]:

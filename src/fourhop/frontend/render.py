@@ -1,0 +1,258 @@
+"""Render: an OpenAI request becomes GenerateRequests, prompt ids and resolved parameters. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from fourhop.frontend.config import FrontendConfig
+from fourhop.frontend.conversation import prepare_messages
+from fourhop.frontend.model import Model
+from fourhop.frontend.parsers import Parsers
+from fourhop.frontend.sampling import chat_logprobs, check_chat, check_completion, resolve
+from fourhop.frontend.template import ChatTemplates
+from fourhop.frontend.tokenizer import Tokenizer
+from fourhop.tokens.limits import PARAMS, Limits, check_request
+from fourhop.wire.errors import ClientError, client_error
+from fourhop.wire.generate import GenerateRequest, SamplingParams
+from fourhop.wire.openai import SamplingRequest
+from fourhop.wire.openai_chat import ChatCompletionRequest
+from fourhop.wire.openai_completion import CompletionRequest
+
+CHAT_ID, COMPLETION_ID = "chatcmpl-", "cmpl-"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Rendered ids, and if they were asked for, the [start, end) characters of each."""
+
+    token_ids: list[int]
+    offsets: list[list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Everything that rendering depends on. Safe to use from several threads."""
+
+    config: FrontendConfig
+    model: Model
+    tokenizer: Tokenizer
+    templates: ChatTemplates
+    parsers: Parsers
+
+    def chat(self, request: ChatCompletionRequest, request_id: str) -> GenerateRequest:
+        """Raises ClientError with the path of what is wrong, NotFound for another model's name."""
+        self.model.check_name(request.model)
+        check_chat(request, self.config)
+        given, transfer = self._transfer(request)
+        prompt = self.chat_prompt(request) if given is None else Prompt(given)
+        uses_new_name = request.max_completion_tokens is not None
+        params = self._params(
+            request,
+            prompt,
+            asked_tokens=request.max_completion_tokens if uses_new_name else request.max_tokens,
+            logprobs=chat_logprobs(request),
+            param="messages",
+        )
+        kwargs = self.template_kwargs(request)
+        rendered = self._generate_request(request, prompt, params, CHAT_ID + request_id, transfer)
+        rendered = msgspec.structs.replace(
+            rendered,
+            reasoning_ended=self._reasoning_ended(request, prompt.token_ids, kwargs),
+            reasoning_parser_kwargs={"chat_template_kwargs": kwargs} if self.parsers.has_reasoning else None,
+        )
+        self._check(
+            rendered,
+            {
+                "token_ids": "messages",
+                "logprobs": "top_logprobs",
+                "max_tokens": "max_completion_tokens" if uses_new_name else "max_tokens",
+            },
+        )
+        return rendered
+
+    def completion(self, request: CompletionRequest, request_id: str) -> list[GenerateRequest]:
+        """One GenerateRequest for each prompt, in order. Raises as `chat`."""
+        self.model.check_name(request.model)
+        check_completion(request)
+        given, transfer = self._transfer(request)
+        texts_or_ids = _prompts(request.prompt) if given is None else {"prompt": given}
+        num_choices = len(texts_or_ids) * (1 if request.n is None else request.n)
+        if len(texts_or_ids) > 1 and (num_choices > self.config.max_num_choices or transfer is not None):
+            reason = f"n times prompts is at most {self.config.max_num_choices}, and 1 with kv_transfer_params"
+            raise ClientError(f"prompt: too many prompts: {reason}", param="prompt")
+        rendered = []
+        for index, (path, prompt) in enumerate(texts_or_ids.items()):
+            suffix = f"-{index}" if len(texts_or_ids) > 1 else ""
+            rendered.append(self._one(request, prompt, path, f"{COMPLETION_ID}{request_id}{suffix}", transfer))
+        return rendered
+
+    def chat_prompt(self, request: ChatCompletionRequest) -> Prompt:
+        """The ids of a conversation: exactly what the template writes, special tokens only where it writes them."""
+        messages = prepare_messages(request.messages)
+        text = self.templates.choose(has_tools=request.tools is not None).render(
+            messages,
+            tools=request.tools,
+            documents=request.documents,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            kwargs=self.template_kwargs(request),
+        )
+        return self.encode(
+            text, add_special_tokens=request.add_special_tokens, offsets=bool(request.return_token_offsets)
+        )
+
+    def template_kwargs(self, request: ChatCompletionRequest) -> dict[str, Any]:
+        """The server's defaults, then the request's reasoning effort, then the request's own kwargs."""
+        effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
+        return {**self.config.default_chat_template_kwargs, **effort, **(request.chat_template_kwargs or {})}
+
+    def encode(self, text: str, *, add_special_tokens: bool, offsets: bool = False) -> Prompt:
+        """The ids of a text. A BOS that the text begins with already is not added again."""
+        spans: list[list[int]] | None = None
+        if offsets:
+            ids, spans = self.tokenizer.encode_with_offsets(text, add_special_tokens=add_special_tokens)
+        else:
+            ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        bos = self.tokenizer.token_id(self.tokenizer.special_tokens.get("bos_token", ""))
+        skip = int(add_special_tokens and bos is not None and ids[:2] == [bos, bos])
+        return Prompt(ids[skip:], spans and spans[skip:])
+
+    def _one(
+        self,
+        request: CompletionRequest,
+        prompt: str | list[int],
+        path: str,
+        request_id: str,
+        transfer: dict[str, Any] | None,
+    ) -> GenerateRequest:
+        if isinstance(prompt, str):
+            rendered = self.encode(
+                prompt, add_special_tokens=request.add_special_tokens, offsets=bool(request.return_token_offsets)
+            )
+        else:
+            rendered = Prompt(prompt)
+        params = self._params(request, rendered, asked_tokens=request.max_tokens, logprobs=request.logprobs, param=path)
+        generate = self._generate_request(request, rendered, params, request_id, transfer)
+        self._check(generate, {"token_ids": path})
+        return generate
+
+    def _params(
+        self,
+        request: SamplingRequest,
+        prompt: Prompt,
+        *,
+        asked_tokens: int | None,
+        logprobs: int | None,
+        param: str,
+    ) -> SamplingParams:
+        window, num_tokens = self.model.max_model_len, len(prompt.token_ids)
+        if num_tokens >= window:
+            raise ClientError(
+                f"{param}: the prompt has {num_tokens} tokens; the model's maximum context length is {window} tokens, "
+                f"so a prompt may have at most {window - 1}",
+                param=param,
+            )
+        return resolve(
+            request,
+            self.model.defaults,
+            asked_tokens=asked_tokens,
+            room=window - num_tokens,
+            logprobs=logprobs,
+        )
+
+    def _generate_request(
+        self,
+        request: SamplingRequest,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        transfer: dict[str, Any] | None,
+    ) -> GenerateRequest:
+        return GenerateRequest(
+            request_id=request_id,
+            token_ids=prompt.token_ids,
+            token_offsets=prompt.offsets,
+            sampling_params=params,
+            model=request.model,
+            stream=bool(request.stream),
+            stream_options=request.stream_options,
+            return_token_ids=request.return_token_ids,
+            cache_salt=request.cache_salt,
+            priority=0 if request.priority is None else request.priority,
+            kv_transfer_params=transfer,
+        )
+
+    def _transfer(self, request: SamplingRequest) -> tuple[list[int] | None, dict[str, Any] | None]:
+        """The prompt ids that come with the client's transfer parameters, if any, and the parameters without them."""
+        if request.kv_transfer_params is None:
+            return None, None
+        if not self.config.allow_client_kv_transfer:
+            raise ClientError("this server takes no kv_transfer_params from clients", param="kv_transfer_params")
+        try:
+            ids = msgspec.convert(request.kv_transfer_params, _WithPrompt).prompt_token_ids
+        except msgspec.ValidationError as error:
+            raise client_error(error, "kv_transfer_params") from None
+        rest = {name: value for name, value in request.kv_transfer_params.items() if name != "prompt_token_ids"}
+        return ids, rest or None
+
+    def _reasoning_ended(
+        self, request: ChatCompletionRequest, token_ids: list[int], kwargs: Mapping[str, Any]
+    ) -> bool | None:
+        ended = self.parsers.reasoning_ended(token_ids, kwargs)
+        return ended if ended is None or request.include_reasoning else True
+
+    def _check(self, rendered: GenerateRequest, names: Mapping[str, str]) -> None:
+        """Ranges, ids and counts, as every TokenServer checks them; the path is that of the client's own field."""
+        limits = Limits(
+            vocab_size=self.tokenizer.vocab_size,
+            max_model_len=self.model.max_model_len,
+            max_num_choices=self.config.max_num_choices,
+            max_logprobs=self.config.max_logprobs,
+        )
+        try:
+            check_request(for_engine(rendered), limits)
+        except ClientError as error:
+            own = error.param or ""
+            param = _renamed(own, names)
+            raise ClientError(f"{param}: {error.message.removeprefix(f'{own}: ')}", param=param) from None
+
+
+def for_engine(request: GenerateRequest) -> GenerateRequest:
+    """The request as a tier without text takes it: no stop strings, and whichever model it serves."""
+    params = msgspec.structs.replace(request.sampling_params, stop=[])
+    return msgspec.structs.replace(request, sampling_params=params, model=None)
+
+
+class _WithPrompt(msgspec.Struct, frozen=True):
+    prompt_token_ids: list[int] | None = None
+
+
+def _renamed(param: str, names: Mapping[str, str]) -> str:
+    """The path of a GenerateRequest's field as that of the OpenAI field it came from."""
+    path = param.removeprefix(f"{PARAMS}.")
+    for name, new in names.items():
+        if path == name or path.startswith(f"{name}["):
+            # Ids that came from text have no index that a client could know.
+            return new if new == "messages" else new + path.removeprefix(name)
+    return path
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> dict[str, str | list[int]]:
+    """Each prompt by its path in the request. One list may hold texts, or ids, or lists of ids."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if not prompt:
+        raise ClientError("prompt: must not be empty", param="prompt")
+    texts = [entry for entry in prompt if isinstance(entry, str)]
+    ids = [entry for entry in prompt if isinstance(entry, int)]
+    lists = [entry for entry in prompt if isinstance(entry, list)]
+    if len(ids) == len(prompt):
+        return {"prompt": ids}
+    if len(texts) == len(prompt) or len(lists) == len(prompt):
+        entries: list[str | list[int]] = [*texts, *lists]
+        return {f"prompt[{index}]": entry for index, entry in enumerate(entries)}
+    raise ClientError("prompt: must hold texts, or ids, or lists of ids, not a mixture", param="prompt")
