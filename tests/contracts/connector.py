@@ -3,119 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.kv_world import LAYOUT, WAIT_S, Party, World, num_bytes
 from fourhop.kv.config import ConnectorOptions
-from fourhop.kv.connector import Connector, Event, Notify, Pulled, PullFailed, Released
-from fourhop.kv.layout import BlockLayout, KVPool
-from fourhop.kv.pulls import OnStep, no_step
+from fourhop.kv.connector import Pulled, PullFailed, Released
+from fourhop.kv.layout import BlockLayout
 from fourhop.wire.ticket import KVTicket
-
-LAYOUT = BlockLayout(num_layers=3, num_kv_heads=2, head_dim=4, block_size=4, itemsize=4, num_blocks=16)
-OPTIONS = ConnectorOptions()
-WAIT_S = 30.0
-
-
-class Open(Protocol):
-    def __call__(
-        self, options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, on_step: OnStep
-    ) -> Connector: ...
-
-
-@dataclass
-class Party:
-    """One engine: a pool, its connector, and the wait for events that the engine loop would do."""
-
-    connector: Connector
-    pool: KVPool
-    epoch: str
-    notified: threading.Semaphore
-    waiting: list[Event] = field(default_factory=list)
-
-    def publish(self, ticket_id: str, block_ids: list[int]) -> KVTicket:
-        return self.connector.publish(make_ticket(ticket_id, block_ids, self.epoch))
-
-    def next_event(self) -> Event:
-        """The next event; each must have been announced by `notify`."""
-        assert self.notified.acquire(timeout=WAIT_S), "no event"
-        self.waiting += self.connector.poll()
-        return self.waiting.pop(0)
-
-    def failure(self) -> str:
-        """The cause of the next event, which must be a failed pull."""
-        event = self.next_event()
-        assert isinstance(event, PullFailed), event
-        assert event.message
-        return event.cause
-
-    def is_quiet(self) -> bool:
-        """Nothing was announced or is there that was not looked at."""
-        return not self.notified.acquire(blocking=False) and not self.connector.poll() and not self.waiting
-
-
-class World:
-    """Opens connectors of one kind that can reach each other, and closes them all."""
-
-    def __init__(self, open_connector: Open) -> None:
-        self._open = open_connector
-        self._parties: list[Party] = []
-
-    def party(
-        self,
-        epoch: str = "epoch-1",
-        layout: BlockLayout = LAYOUT,
-        options: ConnectorOptions = OPTIONS,
-        on_step: OnStep = no_step,
-    ) -> Party:
-        pool = KVPool(layout)
-        pool.planes[:] = pattern(layout, salt=len(self._parties) + 1)
-        notified = threading.Semaphore(0)
-        party = Party(self._open(options, pool, epoch, notified.release, on_step), pool, epoch, notified)
-        self._parties.append(party)
-        return party
-
-    def close(self) -> None:
-        for party in self._parties:
-            party.connector.close()
-            party.pool.close()
-
-
-def pattern(layout: BlockLayout, salt: int) -> npt.NDArray[np.uint8]:
-    """Planes whose every 32-bit word says whose it is: salt, plane, block and offset, a byte each."""
-    plane, block, offset = np.indices((layout.num_planes, layout.num_blocks, layout.block_bytes // 4), dtype=np.uint32)
-    words: npt.NDArray[np.uint32] = np.uint32(salt) << 24 | plane << 16 | block << 8 | offset
-    return words.view(np.uint8)
-
-
-def make_ticket(ticket_id: str, block_ids: list[int], epoch: str) -> KVTicket:
-    """A ticket as an engine makes it, its last block partial."""
-    return KVTicket(
-        ticket_id=ticket_id,
-        connector="",
-        epoch=epoch,
-        fingerprint="tiny",
-        token_hash="",
-        expires_at_s=0.0,
-        engine_id="producer",
-        request_id="request",
-        host="",
-        port=0,
-        num_tokens=max(0, len(block_ids) * LAYOUT.block_size - 1),
-        block_ids=[block_ids],
-    )
-
-
-def num_bytes(num_blocks: int) -> int:
-    return num_blocks * LAYOUT.num_planes * LAYOUT.block_bytes
 
 
 def check_copied(producer: Party, consumer: Party, source: list[int], target: list[int], before: bytes) -> None:
@@ -429,3 +332,16 @@ def test_bug_in_a_pull_ends_it_and_is_logged(world: World, caplog: pytest.LogCap
     consumer.connector.pull(producer.publish("t", [1]), [1])
     assert consumer.failure() == "internal"
     assert "ZeroDivisionError" in caplog.text
+
+
+def open_sockets() -> int:
+    links = [str(path) for path in Path("/proc/self/fd").iterdir()]
+    return sum(os.path.islink(link) and os.readlink(link).startswith("socket:") for link in links)  # noqa: PTH114, PTH115
+
+
+def test_close_leaves_no_socket_and_no_thread(world: World) -> None:
+    num_sockets, num_threads = open_sockets(), threading.active_count()
+    producer, consumer = world.party(), world.party("epoch-2")
+    pull(producer, consumer, producer.publish("t", [1]), [1])
+    world.close()
+    assert (open_sockets(), threading.active_count()) == (num_sockets, num_threads)

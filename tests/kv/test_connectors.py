@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from contracts.connector import *  # noqa: F403
-from contracts.connector import World
-from fourhop.kv.config import ConnectorOptions, KVTransferConfig
+from fakes.kv_world import World, world_of
+from fourhop.kv.config import ConnectorOptions
 from fourhop.kv.connector import Connector, Notify
-from fourhop.kv.connectors import CONNECTORS, open_connector
+from fourhop.kv.connectors import CONNECTORS
 from fourhop.kv.layout import KVPool
 from fourhop.kv.local import LocalConnector, LocalNetwork
 from fourhop.kv.pulls import OnStep
@@ -23,14 +23,6 @@ def local_world() -> World:
         return LocalConnector(network, options, pool, epoch, notify, on_step=on_step)
 
     return World(open_local)
-
-
-def world_of(name: str) -> World:
-    def open_named(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, on_step: OnStep) -> Connector:
-        config = KVTransferConfig(kv_connector=name, kv_connector_extra_config=options)
-        return open_connector(config, pool, epoch, notify, on_step=on_step)
-
-    return World(open_named)
 
 
 @pytest.fixture(params=["local", *CONNECTORS])
