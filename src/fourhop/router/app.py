@@ -1,0 +1,233 @@
+"""`Router`: a TokenServer that splits each request over two engines, and its HTTP face."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fourhop.router.config import RouterConfig
+from fourhop.router.fleet import Control, Fleet, Worker
+from fourhop.router.ledger import Ledger
+from fourhop.router.metrics import RouterMetrics, StateCollector
+from fourhop.router.policy import EngineRole
+from fourhop.router.release import Releaser
+from fourhop.router.run import Run
+from fourhop.router.split import Split
+from fourhop.service import ServerConfig, create_app, json_response
+from fourhop.service.logs import event
+from fourhop.tokens.choices import merge_choices, split_choices, with_seed
+from fourhop.tokens.client import RemoteTokenServer
+from fourhop.tokens.connection import Timeouts, open_session
+from fourhop.tokens.limits import Limits, check_request, resolve_max_tokens
+from fourhop.tokens.routes import token_routes
+from fourhop.tokens.server import TokenServer
+from fourhop.tokens.worker import RemoteWorker
+from fourhop.wire.errors import ClientError, FourhopError
+from fourhop.wire.generate import GenerateChunk, GenerateRequest
+from fourhop.wire.moments import Moment, Timeline
+
+log = logging.getLogger(__name__)
+request_log = logging.getLogger("fourhop.request")
+
+Dial = Callable[[str], tuple[TokenServer, Control]]
+
+
+@asynccontextmanager
+async def dial_http(config: RouterConfig) -> AsyncIterator[Dial]:
+    """Engines behind their URLs, over one pool of connections."""
+    timeouts = Timeouts(config.connect_timeout_s, config.first_chunk_timeout_s, config.idle_timeout_s)
+    key = config.upstream_api_key
+    async with open_session() as session:
+        yield lambda url: (
+            RemoteTokenServer(url, session, timeouts=timeouts, api_key=key),
+            RemoteWorker(url, session, timeout_s=config.probe_timeout_s, api_key=key),
+        )
+
+
+@dataclass(eq=False)
+class Record:
+    """One request of a client, for its final log line. `outcome` stays "cancelled" if nothing else ends it."""
+
+    request: GenerateRequest
+    timeline: Timeline
+    runs: list[Run] = field(default_factory=list)
+    outcome: str = "cancelled"
+    error: FourhopError | None = None
+
+    def fail(self, error: FourhopError) -> None:
+        self.error = error
+        self.outcome = "refused" if error.status < 500 and not any(run.delivered for run in self.runs) else "failed"
+
+
+class Router:
+    """A TokenServer over many engines. Use it inside `running`, or between `start` and `close`."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        registry: CollectorRegistry,
+        dial: Callable[[RouterConfig], AbstractAsyncContextManager[Dial]] = dial_http,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
+        new_id: Callable[[], str] = lambda: secrets.token_hex(12),
+    ) -> None:
+        self.config = config
+        self.ledger = Ledger()
+        self.fleet = Fleet(config, clock)
+        self.releaser = Releaser(self.fleet, self.ledger)
+        self.fleet.on_up = self.releaser.retry
+        self.metrics = RouterMetrics(registry)
+        registry.register(StateCollector(self.fleet, self.ledger, wall_clock))
+        self._split = Split(
+            self.fleet, self.ledger, self.releaser, self.metrics, config.max_retries, clock, wall_clock, new_id
+        )
+        self._dial = dial
+        self._clock = clock
+        self._draw_seed = draw_seed
+        self._records: set[Record] = set()
+        self._resources = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Connect to the engines and look at each once. An engine that is not there is waited for, not an error."""
+        dial = await self._resources.enter_async_context(self._dial(self.config))
+        roles: tuple[tuple[EngineRole, tuple[str, ...]], ...] = (
+            ("prefill", self.config.prefill),
+            ("decode", self.config.decode),
+        )
+        await self.fleet.start([Worker(url, role, *dial(url)) for role, urls in roles for url in urls])
+
+    async def close(self) -> None:
+        """Stop looking at engines, finish the releases, close the connections."""
+        await self.fleet.close()
+        await self.releaser.close()
+        await self._resources.aclose()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        try:
+            await self.start()
+            yield
+        finally:
+            await self.close()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+        """See `TokenServer`. Raises ClientError, Unavailable when no engine is alive, or an engine's own error."""
+        record = Record(request, Timeline(self._clock()))
+        self._records.add(record)
+        try:
+            record.runs = self._admit(request, record.timeline.at_s[Moment.RECEIVED])
+            async with aclosing(merge_choices([self._split.generate(run) for run in record.runs])) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            record.outcome = "finished"
+        except FourhopError as error:
+            record.fail(error)
+            raise
+        finally:
+            self._records.discard(record)
+            self._report(record)
+
+    def _admit(self, request: GenerateRequest, received_s: float) -> list[Run]:
+        """The runs of a request, one for each choice, checked, and resolved so that every leg sees the same."""
+        if request.kv_transfer_params is not None:
+            raise ClientError("kv_transfer_params: transfers are the router's own affair", param="kv_transfer_params")
+        limits = self._limits()
+        check_request(request, limits)
+        if limits.max_model_len is not None:
+            request = resolve_max_tokens(request, limits.max_model_len)
+        now_s = self._clock()
+        runs = []
+        for choice in split_choices(with_seed(request, self._draw_seed)):
+            timeline = Timeline(received_s)
+            timeline.mark(Moment.ADMITTED, now_s)
+            runs.append(Run(choice, timeline))
+        return runs
+
+    def _limits(self) -> Limits:
+        """What every engine of the fleet can take, as far as they have said."""
+        infos = [worker.info for worker in self.fleet.workers.values() if worker.info is not None]
+        return Limits(
+            vocab_size=min((info.vocab_size for info in infos), default=None),
+            max_model_len=min((info.max_model_len for info in infos), default=None),
+            max_num_choices=self.config.max_num_choices,
+            max_logprobs=self.config.max_logprobs,
+        )
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """End requests by the client's id: their engines are told, and end them with the finish reason "abort"."""
+        wanted = set(request_ids)
+        legs = [run.leg for record in self._records if record.request.request_id in wanted for run in record.runs]
+        for leg in legs:
+            if leg is not None:
+                await leg.worker.control.abort([leg.request.request_id])
+
+    def health(self) -> str | None:
+        """Why no request can be served, or None."""
+        return None if self.fleet.candidates() else self.fleet.unavailable().message
+
+    def _report(self, record: Record) -> None:
+        """The one line that every request leaves in the log."""
+        self.metrics.requests.labels(record.outcome).inc()
+        runs = record.runs
+        moments = runs[0].timeline.since_received() if runs else {}
+        request_log.info(
+            event(
+                "request",
+                request_id=record.request.request_id or None,
+                outcome=record.outcome,
+                status=None if record.error is None else record.error.status,
+                finish=_joined(run.finish for run in runs),
+                reason=_joined(run.reason for run in runs),
+                prefill=_joined(run.prefill for run in runs),
+                decode=_joined(run.decode for run in runs),
+                prompt_tokens=len(record.request.token_ids),
+                completion_tokens=sum(run.num_output for run in runs),
+                retries=sum(run.num_retries for run in runs),
+                **{f"{name}_ms": f"{at_s * 1000:.1f}" for name, at_s in moments.items() if name != Moment.RECEIVED},
+                finished_ms=f"{(self._clock() - record.timeline.at_s[Moment.RECEIVED]) * 1000:.1f}",
+                error=None if record.error is None else record.error.message,
+            )
+        )
+
+
+def _joined(values: Iterable[str | None]) -> str | None:
+    """The different values, in order, as one word of the log."""
+    return ",".join(dict.fromkeys(value for value in values if value is not None)) or None
+
+
+def create(config: RouterConfig, server: ServerConfig) -> Starlette:
+    """The app of a router process."""
+    registry = CollectorRegistry()
+    router = Router(config, registry=registry)
+    return create_app(
+        routes=[*token_routes(router, abort=router.abort), health_route(router)],
+        config=server,
+        registry=registry,
+        resources=router.running,
+    )
+
+
+def health_route(router: Router) -> Route:
+    """`/health`: 200 while some engine can serve, and what each one is doing or why it is down."""
+
+    async def health(request: Request) -> Response:
+        reason = router.health()
+        engines = [
+            {"engine": worker.name, "role": worker.role, "down": worker.down, "in_flight": worker.in_flight}
+            for worker in router.fleet.workers.values()
+        ]
+        return json_response({"status": reason or "ok", "engines": engines}, status=503 if reason else 200)
+
+    return Route("/health", health)

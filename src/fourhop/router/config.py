@@ -1,0 +1,64 @@
+"""What a router is told. One dataclass; the command line's flags derive from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from fourhop.wire.errors import StartError
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """A router: its engines and its patience.
+
+    Attributes:
+        prefill: URLs of the engines that prompts go to.
+        decode: URLs of the engines that tokens come from.
+        max_retries: How often one request may be given to another engine after one failed it.
+        max_num_choices: Largest `n` of a request.
+        max_logprobs: Most alternatives a request may ask for.
+        connect_timeout_s: Patience for a connection to an engine.
+        first_chunk_timeout_s: Patience for the first chunk of an engine, its queue included.
+        idle_timeout_s: Patience between two chunks.
+        probe_interval_s: Time between two looks at an engine that is well.
+        probe_timeout_s: Patience with one look, and with a release.
+        probe_backoff_s: Longest time between two looks at an engine that is down.
+        upstream_api_key: Sent to every engine as a bearer token.
+    """
+
+    prefill: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+    max_retries: int = 2
+    max_num_choices: int = 64
+    max_logprobs: int = 20
+    connect_timeout_s: float = 2.0
+    first_chunk_timeout_s: float = 120.0
+    idle_timeout_s: float = 60.0
+    probe_interval_s: float = 1.0
+    probe_timeout_s: float = 3.0
+    probe_backoff_s: float = 2.0
+    upstream_api_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        urls = self.prefill + self.decode
+        if not urls:
+            raise StartError("a router needs at least one engine: --prefill URL, --decode URL")
+        for url in urls:
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+                raise StartError(f"not the URL of an engine: {url}")
+        twice = sorted({url for url in urls if urls.count(url) > 1})
+        if twice:
+            raise StartError(f"an engine can have one role only: {twice[0]} is listed twice")
+        if self.max_retries < 0 or self.max_num_choices < 1 or self.max_logprobs < 0:
+            raise StartError("max_retries and max_logprobs must not be negative, max_num_choices at least 1")
+        for name in (
+            "connect_timeout_s",
+            "first_chunk_timeout_s",
+            "idle_timeout_s",
+            "probe_interval_s",
+            "probe_timeout_s",
+            "probe_backoff_s",
+        ):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise StartError(f"{name} must be a positive number of seconds")

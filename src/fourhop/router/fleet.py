@@ -1,0 +1,179 @@
+"""The engines: who is alive, why the others are not, and what each is doing for us."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol
+
+from fourhop.router.config import RouterConfig
+from fourhop.router.policy import Candidate, EngineRole
+from fourhop.tokens.server import TokenServer
+from fourhop.wire.errors import FourhopError, PeerTimeout, Unavailable
+from fourhop.wire.worker import WorkerInfo
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.25
+TIMEOUTS_TO_BE_DOWN = 2
+"""A look that times out may have met a busy machine; two in a row are an engine that hangs."""
+
+
+class Control(Protocol):
+    """What a router asks of an engine besides tokens; see `tokens.worker.RemoteWorker`."""
+
+    async def check(self) -> WorkerInfo | None: ...
+
+    async def abort(self, request_ids: list[str]) -> None: ...
+
+
+class Verdict(Enum):
+    """What an error says of the engine that it came from."""
+
+    REQUEST = auto()  # the request is wrong: the engine is well, another would say the same
+    BUSY = auto()  # back-pressure: well, but not now
+    TRANSFER = auto()  # KV did not arrive: the engine can still compute it
+    FAULT = auto()  # the engine failed, or the way to it
+
+
+def judge(error: FourhopError) -> Verdict:
+    if error.type == "TransferError":
+        return Verdict.TRANSFER
+    if error.status in (429, 503):
+        return Verdict.BUSY
+    return Verdict.REQUEST if error.status < 500 else Verdict.FAULT
+
+
+def backoff_s(num_faults: int, longest_s: float) -> float:
+    """How long to leave an engine alone after so many faults without a success between them."""
+    return min(longest_s, FIRST_BACKOFF_S * 2.0 ** min(num_faults - 1, 16)) if num_faults else 0.0
+
+
+@dataclass
+class Worker:
+    """One engine. `down` says why it gets no requests, None when it does."""
+
+    name: str
+    role: EngineRole
+    server: TokenServer
+    control: Control
+    info: WorkerInfo | None = None
+    down: str | None = "not seen yet"
+    in_flight: int = 0
+    num_placed: int = 0
+    num_faults: int = 0
+    num_timeouts: int = 0
+    retry_at_s: float = 0.0
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Count one request for as long as it is with this engine, whatever way it leaves."""
+        self.in_flight += 1
+        self.num_placed += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    @property
+    def exchange(self) -> str | None:
+        """What another engine must have in common with this one to hand KV over."""
+        if self.info is None or self.info.connector is None:
+            return None
+        return f"{self.info.connector}:{self.info.fingerprint}"
+
+    def as_candidate(self) -> Candidate:
+        return Candidate(self.name, self.role, self.in_flight, self.num_placed, self.exchange)
+
+
+@dataclass
+class Fleet:
+    """All engines. An engine that fails is down at once and is up again when it answers a look after its backoff.
+
+    `on_up` is awaited with each engine that comes up.
+    """
+
+    config: RouterConfig
+    clock: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    on_up: Callable[[Worker], Awaitable[None]] | None = None
+    workers: dict[str, Worker] = field(default_factory=dict)
+    _watchers: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def start(self, workers: list[Worker]) -> None:
+        """Look at every engine once, then watch them."""
+        self.workers = {worker.name: worker for worker in workers}
+        await asyncio.gather(*(self.look(worker) for worker in workers))
+        self._watchers = [asyncio.create_task(self._watch(worker), name=f"watch {worker.name}") for worker in workers]
+
+    async def close(self) -> None:
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+
+    def candidates(self, excluded: frozenset[str] = frozenset()) -> list[Candidate]:
+        return [
+            worker.as_candidate()
+            for worker in self.workers.values()
+            if worker.down is None and worker.name not in excluded
+        ]
+
+    def succeeded(self, worker: Worker) -> None:
+        worker.num_faults = 0
+
+    def failed(self, worker: Worker, error: FourhopError) -> Verdict:
+        """Note what a request met at this engine."""
+        verdict = judge(error)
+        if verdict is Verdict.FAULT:
+            self._take_down(worker, error.message)
+        return verdict
+
+    async def look(self, worker: Worker) -> None:
+        """See whether the engine is well, and who it is."""
+        try:
+            info = await worker.control.check()
+        except PeerTimeout as error:
+            worker.num_timeouts += 1
+            if worker.num_timeouts >= TIMEOUTS_TO_BE_DOWN:
+                self._take_down(worker, error.message)
+        except FourhopError as error:
+            self._take_down(worker, error.message)
+        else:
+            worker.num_timeouts = 0
+            await self._seen(worker, info)
+
+    async def _seen(self, worker: Worker, info: WorkerInfo | None) -> None:
+        if worker.info is not None and info is not None and worker.info.epoch != info.epoch:
+            log.warning("engine %s restarted", worker.name)
+        worker.info = info
+        if worker.down is not None and self.clock() >= worker.retry_at_s:
+            log.info("engine %s is up", worker.name)
+            worker.down = None
+            if self.on_up is not None:
+                await self.on_up(worker)
+
+    def _take_down(self, worker: Worker, reason: str) -> None:
+        if worker.down is None:
+            worker.num_faults += 1
+            worker.retry_at_s = self.clock() + backoff_s(worker.num_faults, self.config.probe_backoff_s)
+            log.warning("engine %s is down: %s", worker.name, reason)
+        worker.down = reason
+
+    async def _watch(self, worker: Worker) -> None:
+        num_ill = 0
+        while True:
+            num_ill = 0 if worker.down is None else num_ill + 1
+            await self.sleep(backoff_s(num_ill, self.config.probe_backoff_s) or self.config.probe_interval_s)
+            await self.look(worker)
+
+    def unavailable(self) -> Unavailable:
+        """Nothing can serve a request: what is down and why, and when the next look may find it up."""
+        reasons = [f"{worker.name} ({worker.role}): {worker.down}" for worker in self.workers.values() if worker.down]
+        return Unavailable(
+            "no engine can serve the request: " + ("; ".join(reasons) or "every engine is busy"),
+            retry_after_s=self.config.probe_backoff_s,
+        )

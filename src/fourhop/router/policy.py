@@ -1,0 +1,85 @@
+"""Where a request goes: a pure choice among the engines that are alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+EngineRole = Literal["prefill", "decode"]
+
+
+class Reason(StrEnum):
+    """Why a request runs the way it does. A word of the log line and a label of a metric."""
+
+    SPLIT = "split"
+    ONE_TOKEN = "one_token"
+    NO_PREFILL = "no_prefill"
+    NO_DECODE = "no_decode"
+    NO_PAIR = "no_pair"
+    CONTINUED = "continued"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine that may be picked. `load` is what it is doing for us; `num_placed` all that it was ever given.
+
+    `exchange` names what two engines must share to hand KV over; None if this one cannot hand over at all.
+    """
+
+    name: str
+    role: EngineRole
+    load: int
+    num_placed: int = 0
+    exchange: str | None = None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The engine that a request starts on. For a split it prefills there and decodes on one with that `exchange`."""
+
+    engine: str
+    reason: Reason
+
+    @property
+    def is_split(self) -> bool:
+        return self.reason is Reason.SPLIT
+
+
+def least_loaded(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The one with the least to do; among equals the one that was given the least so far, then the first by name."""
+    return min(candidates, key=lambda one: (one.load, one.num_placed, one.name), default=None)
+
+
+def place(candidates: Sequence[Candidate], *, wants_split: bool, max_tokens: int | None) -> Placement | None:
+    """Where a new request starts; None if there is nowhere.
+
+    It is split over a prefill and a decode engine that can exchange KV. Any engine can also do the whole of it, and
+    does when the other side is missing, when no pair matches, or when one token is all that is asked for.
+    """
+    prefill = [one for one in candidates if one.role == "prefill"]
+    decode = [one for one in candidates if one.role == "decode"]
+    if not wants_split:
+        return _whole(decode or prefill, Reason.CONTINUED)
+    if max_tokens == 1 and prefill:
+        return _whole(prefill, Reason.ONE_TOKEN)
+    if not decode:
+        return _whole(prefill, Reason.NO_DECODE)
+    if not prefill:
+        return _whole(decode, Reason.NO_PREFILL)
+    exchanges = {one.exchange for one in decode if one.exchange is not None}
+    start = least_loaded([one for one in prefill if one.exchange in exchanges])
+    return _whole(decode, Reason.NO_PAIR) if start is None else Placement(start.name, Reason.SPLIT)
+
+
+def place_rest(candidates: Sequence[Candidate], exchange: str | None) -> Candidate | None:
+    """Where a request that has some tokens goes on: a decode engine, one that can pull its KV if there is one."""
+    decode = [one for one in candidates if one.role == "decode"]
+    pulling = [one for one in decode if exchange is not None and one.exchange == exchange]
+    return least_loaded(pulling or decode or list(candidates))
+
+
+def _whole(candidates: Sequence[Candidate], reason: Reason) -> Placement | None:
+    start = least_loaded(candidates)
+    return None if start is None else Placement(start.name, reason)

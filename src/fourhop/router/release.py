@@ -1,0 +1,54 @@
+"""Giving back what was held: every hold that a request leaves behind is released at its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from fourhop.router.fleet import Fleet, Worker
+from fourhop.router.ledger import Hold, HoldState, Ledger
+from fourhop.wire.errors import FourhopError
+
+log = logging.getLogger(__name__)
+
+
+class Releaser:
+    """Tells engines that nobody will come for their blocks, in tasks of its own: a cancelled request cannot stop it.
+
+    Every release takes one bounded call. One that fails leaks its hold until the engine is up again (`retry`) or the
+    lease ends.
+    """
+
+    def __init__(self, fleet: Fleet, ledger: Ledger) -> None:
+        self._fleet = fleet
+        self._ledger = ledger
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def leave(self, hold: Hold | None) -> None:
+        """Release a hold if it is still owed. Returns at once."""
+        if hold is not None and hold.is_owed:
+            self._spawn(hold)
+
+    async def retry(self, worker: Worker) -> None:
+        """The engine is up: release what it could not be told about."""
+        for hold in [hold for hold in self._ledger.owed.values() if hold.engine == worker.name and hold.is_leaked]:
+            self._spawn(hold)
+
+    async def close(self) -> None:
+        """Wait for the releases that are on their way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _spawn(self, hold: Hold) -> None:
+        task = asyncio.create_task(self._release(hold))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, hold: Hold) -> None:
+        try:
+            await self._fleet.workers[hold.engine].control.abort(hold.ids)
+        except FourhopError as error:
+            hold.is_leaked = hold.is_owed
+            log.warning("could not release %s at %s: %s", hold.ids[0], hold.engine, error.message)
+        else:
+            self._ledger.end(hold, HoldState.RELEASED)
