@@ -10,7 +10,7 @@ from fourhop.frontend.detokenize import Tokenizer
 from fourhop.frontend.parsers import Parsers, find
 from fourhop.frontend.parsers.machine import Table
 from fourhop.frontend.phrases import Phrases
-from fourhop.wire.errors import ClientError
+from fourhop.frontend.sampling import stop_strings
 from fourhop.wire.openai import SamplingRequest
 from fourhop.wire.openai_chat import ChatCompletionRequest, NamedToolChoice
 from fourhop.wire.openai_completion import CompletionRequest
@@ -49,8 +49,10 @@ def chat_context(
     *,
     eos_token_ids: frozenset[int] = frozenset(),
     request_id: str = "",
+    default_chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Context:
-    """The context of a chat request. `request_id` keeps tool-call ids of equal requests apart.
+    """The context of a chat request. `request_id` keeps tool-call ids of equal requests apart; the template arguments
+    tell whether thinking is on when the prompt is not known.
 
     Raises ClientError for an empty stop string.
     """
@@ -60,11 +62,11 @@ def chat_context(
         table=parsers.table(offers_tools=bool(request.tools) and request.tool_choice != "none"),
         prompt_token_ids=prompt_token_ids,
         request_id=request_id,
-        stops=_stops(request),
+        stops=Phrases(stop_strings(request.stop)),
         include_stop=bool(request.include_stop_str_in_output),
         stop_token_ids=_stop_token_ids(request, eos_token_ids),
         skipped=_skipped(request, tokenizer),
-        chat_template_kwargs=request.chat_template_kwargs,
+        chat_template_kwargs={**(default_chat_template_kwargs or {}), **(request.chat_template_kwargs or {})},
         chat_top_logprobs=request.top_logprobs or 0 if request.logprobs else None,
         include_reasoning=request.include_reasoning,
         max_calls=1 if request.parallel_tool_calls is False else None,
@@ -87,19 +89,12 @@ def completion_context(
         table=parsers.without_tools,
         prompt_token_ids=prompt_token_ids,
         request_id="",
-        stops=_stops(request),
+        stops=Phrases(stop_strings(request.stop)),
         include_stop=bool(request.include_stop_str_in_output),
         stop_token_ids=_stop_token_ids(request, eos_token_ids),
         skipped=_skipped(request, tokenizer),
         completion_top_logprobs=request.logprobs,
     )
-
-
-def _stops(request: SamplingRequest) -> Phrases:
-    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    if "" in stops:
-        raise ClientError("a stop string must not be empty", param="stop")
-    return Phrases(stops)
 
 
 def _stop_token_ids(request: SamplingRequest, eos_token_ids: frozenset[int]) -> frozenset[int]:

@@ -73,6 +73,7 @@ class Snapshot(msgspec.Struct, array_like=True):
     position: Position
     held: HeldTail
     call_seed: str
+    num_tokens: Count = 0
     num_calls: Count = 0
     num_complete_calls: Count = 0
     num_reasoning_tokens: Count = 0
@@ -98,7 +99,7 @@ class Derenderer:
         prompt = context.prompt_token_ids
         first = context.parsers.first_state(prompt, context.chat_template_kwargs)
         snapshot = Snapshot(
-            detokenizer=Detokenizer.after(prompt or [], context.tokenizer, context.skipped),
+            detokenizer=_detokenizer(prompt, context),
             position=Position(state=context.table.numbers[first]),
             held=HeldTail(),
             call_seed=_call_seed(context.request_id, prompt or [], index),
@@ -123,6 +124,11 @@ class Derenderer:
         return StreamState(STATE_VERSION, zlib.crc32(data), data)
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of the whole choice so far that count."""
+        return self._snapshot.num_tokens
+
+    @property
     def num_reasoning_tokens(self) -> int:
         """Thinking tokens of the whole choice so far, markers not counted."""
         return self._snapshot.num_reasoning_tokens
@@ -134,6 +140,7 @@ class Derenderer:
             return Delta()
         reasoning_before = snapshot.num_reasoning_tokens
         step = _Step(0) if snapshot.ended else self._take_tokens(choice)
+        snapshot.num_tokens += step.num_tokens
         goes_on = snapshot.ended == "token" and step.num_tokens < len(choice.token_ids) and not choice.finish_reason
         finish, stop_reason = None, None
         if output.stops.hit or goes_on or choice.finish_reason:
@@ -310,6 +317,11 @@ class _CallPiece:
             return ToolCallDelta(index=self.index, function=FunctionCallDelta(arguments=self.arguments))
         function = FunctionCallDelta(name=self.name, arguments=self.arguments)
         return ToolCallDelta(index=self.index, id=self.id, type="function", function=function)
+
+
+def _detokenizer(prompt: list[int] | None, context: Context) -> Detokenizer:
+    """A prompt that is not known is taken to end in whole, visible text."""
+    return Detokenizer() if prompt is None else Detokenizer.after(prompt, context.tokenizer, context.skipped)
 
 
 def _ending_token(choice: ChunkChoice) -> int:

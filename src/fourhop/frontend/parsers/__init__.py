@@ -25,6 +25,10 @@ class Parsers:
         self._reasoning = reasoning
         self._tokenizer = tokenizer
 
+    @property
+    def has_any(self) -> bool:
+        return self.has_reasoning or self.has_tools
+
     def table(self, *, offers_tools: bool) -> Table:
         return self.with_tools if offers_tools else self.without_tools
 
