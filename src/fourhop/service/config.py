@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Where a server listens and what it accepts. With keys, `/v1` and `/inference` ask for one as a bearer token."""
+    """Where a server listens and what it accepts.
+
+    Attributes:
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        api_key: Keys of which a request to `/v1` or `/inference` must bring one as a bearer token. Default: none needed.
+        max_body_bytes: Largest request body, in bytes.
+        drain_timeout_s: How long open requests may go on after Ctrl-C or SIGTERM.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000

@@ -1,0 +1,157 @@
+"""`fourhop`: one command per tier, and `up` for all of them on one machine.
+
+Whatever is wrong with a command line is one line on stderr: exit status 2 for how it was written, 1 for what cannot
+be had (a model, a port). The engine's own imports (torch) happen inside the commands that run one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+from starlette.applications import Starlette
+
+from fourhop import __version__, checkpoint, service
+from fourhop.checkpoint import DEFAULT_MODEL, Checkpoint
+from fourhop.engine.config import EngineConfig
+from fourhop.flags import UsageError, with_flags
+from fourhop.kv.config import KVTransferConfig
+from fourhop.router.config import RouterConfig
+from fourhop.service import ServerConfig, logs
+from fourhop.service.logs import LogLevel
+from fourhop.service.progress import loading
+from fourhop.wire.errors import StartError
+
+if TYPE_CHECKING:
+    from fourhop.engine.server import Engine
+
+app = App(
+    name="fourhop",
+    version=__version__,
+    help="LLM serving taken apart: render, prefill, decode, derender, with the KV cache moving between them.",
+    help_format="markdown",
+)
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is written to stderr.
+
+    Attributes:
+        log_level: Least important lines that are written.
+    """
+
+    log_level: LogLevel = field(default="info", metadata={"env_var": "FOURHOP_LOG_LEVEL"})
+
+
+Model = Annotated[
+    str, Parameter(help="A model folder, a .gguf file, or OWNER/NAME of the Hugging Face hub.", show_default=True)
+]
+Transfer = Annotated[
+    KVTransferConfig | None,
+    Parameter(
+        help='How KV moves between engines, vLLM\'s keys. Example: `{"kv_connector": "shm", "kv_role": "kv_producer"}`.'
+    ),
+]
+
+
+def command(function: Callable[..., None]) -> None:
+    """Make this function a command, its configs flags."""
+    app.command(with_flags(function))
+
+
+@command
+def router(*, router: RouterConfig, server: ServerConfig, log: LogConfig) -> None:
+    """Run the router: it splits each request over a prefill and a decode engine.
+
+    Example: `fourhop router --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200 --port 8001`
+    """
+    from fourhop.router.app import create
+
+    logs.configure(log.log_level)
+    service.run(service.serve(create(router, server), server))
+
+
+@command
+def engine(
+    model: Model = DEFAULT_MODEL,
+    /,
+    *,
+    served_model_name: Annotated[str | None, Parameter(help="Name that requests may give. Default: MODEL.")] = None,
+    kv_transfer_config: Transfer = None,
+    engine: EngineConfig,
+    server: ServerConfig,
+    log: LogConfig,
+) -> None:
+    """Run one engine: token ids in, token ids out, for a router or a frontend.
+
+    Example: `fourhop engine --port 8100 --kv-transfer-config '{"kv_connector": "shm", "kv_role": "kv_producer"}'`
+    """
+    logs.configure(log.log_level)
+    service.run(_engine(model, served_model_name, kv_transfer_config, engine, server))
+
+
+@command
+def fetch(model: Model = DEFAULT_MODEL, /, *, log: LogConfig) -> None:
+    """Get a model onto this machine, converted if need be, and print its folder.
+
+    Example: `fourhop fetch ./SmolLM2-135M-Instruct.Q4_1.gguf`
+    """
+    logs.configure(log.log_level)
+    print(checkpoint.find(model).folder)
+
+
+async def _engine(
+    model: str, name: str | None, transfer: KVTransferConfig | None, config: EngineConfig, server: ServerConfig
+) -> None:
+    with service.bind(server) as listener:
+        found = checkpoint.find(model)
+        async with AsyncExitStack() as stack:
+            engine, create = await _open_engine(stack, config, found, name or model, transfer)
+            await service.serve(create(engine, server), server, listener=listener)
+
+
+async def _open_engine(
+    stack: AsyncExitStack, config: EngineConfig, found: Checkpoint, name: str, transfer: KVTransferConfig | None
+) -> tuple[Engine, Callable[[Engine, ServerConfig], Starlette]]:
+    """An engine that lives as long as the stack, its weights loaded under a progress bar, and what makes its app."""
+    try:
+        from fourhop.engine.app import create
+        from fourhop.engine.open import open_engine
+    except ModuleNotFoundError as error:
+        raise StartError(f"an engine needs {error.name}: pip install 'fourhop[engine]'") from None
+    with loading(found.name) as progress:
+        opening = open_engine(config, found.folder, name=name, transfer=transfer, progress=progress)
+        engine = await stack.enter_async_context(opening)
+    return engine, create
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run one command line. Returns the exit status."""
+    try:
+        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except (CycloptsError, UsageError) as error:
+        _complain(f"{error} (fourhop {_command_name(arguments)}--help tells more)")
+        return 2
+    except StartError as error:
+        _complain(str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _command_name(arguments: Sequence[str]) -> str:
+    return f"{arguments[0]} " if arguments and arguments[0] in app else ""
+
+
+def _complain(message: str) -> None:
+    print(f"fourhop: {' '.join(message.split())}", file=sys.stderr)
+
+
+def main() -> None:
+    sys.exit(execute(sys.argv[1:]))
