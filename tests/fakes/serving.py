@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,10 +21,7 @@ async def serving(app: ASGIApp, *, keep_alive_s: int = 5) -> AsyncIterator[str]:
         config.load()
         server.lifespan = config.lifespan_class(config)
         await server.startup(sockets=[listener])
-        ticks = asyncio.create_task(server.main_loop())
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            server.should_exit = True
-            await ticks
             await server.shutdown(sockets=[listener])

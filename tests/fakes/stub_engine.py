@@ -49,7 +49,7 @@ class Fault:
 class StubEngine:
     """A TokenServer and its control endpoints. `faults` are used up, one by each request that comes in.
 
-    `eos_at` is the output position at which every request meets EOS. `peers` are the engines that tickets lead to.
+    `refusal` is the answer to every request and leaves the engine well; `ill` fails probes too. `eos_at` is the output position at which every request meets EOS. `peers` are the engines that tickets lead to.
     """
 
     name: str
@@ -59,6 +59,7 @@ class StubEngine:
     eos_at: int | None = None
     peers: dict[str, StubEngine] = field(default_factory=dict)
     faults: list[Fault | None] = field(default_factory=list)
+    refusal: FourhopError | None = None
     ill: FourhopError | None = None
     has_info: bool = True
     abort_error: FourhopError | None = None
@@ -117,8 +118,8 @@ class StubEngine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         self.requests.append(request)
         fault = self.faults.pop(0) if self.faults else None
-        if self.ill is not None:
-            raise self.ill
+        if self.ill is not None or self.refusal is not None:
+            raise self.ill or self.refusal or AssertionError
         check_request(request, LIMITS)
         request = resolve_max_tokens(with_seed(request, lambda: 4), WINDOW)
         merged = merge_choices([self._one(choice, fault) for choice in split_choices(request)])

@@ -1,0 +1,91 @@
+"""A router over stub engines, without a network: everything a routing test needs in one hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from contracts.token_server import until
+from fakes.stub_engine import StubEngine
+from fourhop.router.app import Dial, Router
+from fourhop.router.config import RouterConfig
+
+
+@dataclass
+class Clock:
+    """Time that moves when a test says so."""
+
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The router under test and the engines behind it."""
+
+    router: Router
+    prefill: Sequence[StubEngine]
+    decode: Sequence[StubEngine]
+    clock: Clock
+    registry: CollectorRegistry
+
+    @property
+    def engines(self) -> list[StubEngine]:
+        return [*self.prefill, *self.decode]
+
+    def is_idle(self) -> bool:
+        """Nothing is in flight, owed, held or open anywhere."""
+        workers = self.router.fleet.workers.values()
+        return (
+            all(engine.is_idle() for engine in self.engines)
+            and all(worker.in_flight == 0 for worker in workers)
+            and not self.router.ledger.owed
+        )
+
+    async def settle(self) -> None:
+        await until(self.is_idle)
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    async def look(self) -> None:
+        """Look at every engine, as the watchers do in their time."""
+        for worker in self.router.fleet.workers.values():
+            await self.router.fleet.look(worker)
+
+
+@asynccontextmanager
+async def bench(num_prefill: int = 1, num_decode: int = 1, *, max_retries: int = 2) -> AsyncIterator[Bench]:
+    """Engines p0, p1, … and d0, d1, …, and a router that was started. Its watchers never wake up by themselves."""
+    prefill = [StubEngine(f"http://p{index}", role="prefill") for index in range(num_prefill)]
+    decode = [StubEngine(f"http://d{index}", role="decode") for index in range(num_decode)]
+    engines = {engine.name: engine for engine in (*prefill, *decode)}
+    for engine in engines.values():
+        engine.peers = engines
+
+    @asynccontextmanager
+    async def dial(config: RouterConfig) -> AsyncIterator[Dial]:
+        yield lambda url: (engines[url], engines[url])
+
+    async def never(seconds: float) -> None:
+        await asyncio.Event().wait()
+
+    urls = [tuple(engine.name for engine in side) for side in (prefill, decode)]
+    clock, registry = Clock(), CollectorRegistry()
+    router = Router(
+        RouterConfig(urls[0], urls[1], max_retries=max_retries),
+        registry=registry,
+        dial=dial,
+        clock=clock,
+        wall_clock=clock,
+        draw_seed=lambda: 4,
+    )
+    router.fleet.sleep = never
+    async with router.running():
+        yield Bench(router, prefill, decode, clock, registry)
