@@ -14,8 +14,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import msgspec
@@ -38,8 +37,7 @@ STATE_VERSION = 1
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """What one chunk adds. `num_tokens` of its tokens count; `num_reasoning_tokens` of those were thinking.
 
     `stopped` says that the choice is over although the engine may go on: a stop string was completed, or tokens came
@@ -49,7 +47,7 @@ class Delta:
 
     content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    tool_calls: list[ToolCallDelta] = []
     logprobs: ChatLogprobs | None = None
     completion_logprobs: CompletionLogprobs | None = None
     finish_reason: ChatFinishReason | None = None
@@ -57,7 +55,7 @@ class Delta:
     stopped: bool = False
     num_tokens: int = 0
     num_reasoning_tokens: int = 0
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = []
 
     @property
     def is_empty(self) -> bool:
@@ -149,8 +147,8 @@ class Derenderer:
             content=output.take_content(),
             reasoning=output.take_reasoning(),
             tool_calls=output.take_calls(),
-            logprobs=self._chat_logprobs(choice, step),
-            completion_logprobs=self._completion_logprobs(choice, step),
+            logprobs=self._chat_logprobs(choice, step) if choice.logprobs else None,
+            completion_logprobs=self._completion_logprobs(choice, step) if choice.logprobs else None,
             finish_reason=finish,
             stop_reason=stop_reason,
             stopped=goes_on or output.stops.hit is not None,
@@ -170,7 +168,7 @@ class Derenderer:
             if self._has_offsets:
                 step.text_offsets.append(detokenizer.num_chars)
             if machine.state.is_reasoning and not context.include_reasoning:
-                step.hidden.add(number)
+                step.hidden.append(number)
             is_stop = token_id in context.stop_token_ids or number == ending
             if token_id in machine.state.by_id:
                 self._read(run)
@@ -230,19 +228,19 @@ class Derenderer:
         return completion_logprobs(entries, step.text_offsets, num_top, self._context.tokenizer)
 
 
-class _Step:
-    """Which tokens of a chunk count: the first `num_tokens`, `hidden` ones among them. Offsets are in characters."""
+class _Step(msgspec.Struct):
+    """Which tokens of a chunk count: the first `num_tokens`. Offsets are in characters."""
 
-    def __init__(self, num_tokens: int) -> None:
-        self.num_tokens = num_tokens
-        self.hidden: set[int] = set()
-        self.text_offsets: list[int] = []
+    num_tokens: int
+    hidden: list[int] = []
+    text_offsets: list[int] = []
 
-    def pick(self, values: Sequence[T]) -> list[T]:
+    def pick(self, values: list[T]) -> list[T]:
         """Of values given one a token, those that the client may see."""
+        counted = values[: self.num_tokens]
         if not self.hidden:
-            return list(values[: self.num_tokens])
-        return [value for number, value in enumerate(values[: self.num_tokens]) if number not in self.hidden]
+            return counted
+        return [value for number, value in enumerate(counted) if number not in self.hidden]
 
 
 class _Output:
@@ -257,7 +255,8 @@ class _Output:
         self._calls: list[_CallPiece] = []
 
     def content(self, text: str) -> None:
-        self._content.append(self.stops.feed(text))
+        if text := self.stops.feed(text):
+            self._content.append(text)
 
     def reasoning(self, text: str) -> None:
         if self._context.include_reasoning and self.stops.hit is None:
@@ -282,19 +281,18 @@ class _Output:
             self._snapshot.num_complete_calls += 1
 
     def boundary(self) -> None:
-        self._content.append(self.stops.flush())
+        if text := self.stops.flush():
+            self._content.append(text)
 
     def take_content(self) -> str | None:
-        text = "".join(self._content)
-        self._content.clear()
-        return text or None
+        return _take(self._content)
 
     def take_reasoning(self) -> str | None:
-        text = "".join(self._reasoning)
-        self._reasoning.clear()
-        return text or None
+        return _take(self._reasoning)
 
     def take_calls(self) -> list[ToolCallDelta]:
+        if not self._calls:
+            return []
         deltas = [piece.delta() for piece in self._calls]
         self._calls.clear()
         return deltas
@@ -303,6 +301,14 @@ class _Output:
         """Whether the call that was begun last is one the client gets."""
         limit = self._context.max_calls
         return self.stops.hit is None and (limit is None or self._snapshot.num_calls <= limit)
+
+
+def _take(texts: list[str]) -> str | None:
+    if not texts:
+        return None
+    text = "".join(texts)
+    texts.clear()
+    return text or None
 
 
 @dataclass(slots=True)

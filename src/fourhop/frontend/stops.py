@@ -25,11 +25,12 @@ class StopMatcher:
         self.held = held
         self.hit: str | None = None
         self._stops = stops
+        self._has_stops = bool(stops)
         self._include_stop = include_stop
 
     def feed(self, text: str) -> str:
         """The text that is certain by now not to be part of a stop string, or ends before one."""
-        if not self._stops:
+        if not self._has_stops:
             return text
         if self.hit is not None:
             return ""

@@ -26,6 +26,7 @@ class BoundState:
     by_id: dict[int, int]
     by_text: Phrases
     text_targets: tuple[int, ...]
+    has_text_markers: bool
     is_reasoning: bool
 
 
@@ -38,7 +39,7 @@ class Table:
 
     @property
     def has_text_markers(self) -> bool:
-        return any(state.by_text for state in self.states)
+        return any(state.has_text_markers for state in self.states)
 
 
 def bind(states: Mapping[str, State], tokenizer: Tokenizer) -> Table:
@@ -55,6 +56,7 @@ def _bind_state(state: State, numbers: Mapping[str, int], tokenizer: Tokenizer) 
         by_id={token_id: numbers[state.on[marker]] for marker, token_id in ids.items() if token_id is not None},
         by_text=Phrases(spelled),
         text_targets=tuple(numbers[state.on[marker]] for marker in spelled),
+        has_text_markers=bool(spelled),
         is_reasoning=state.body is REASONING,
     )
 
@@ -87,7 +89,7 @@ class Machine:
 
     def text(self, text: str) -> None:
         """Text between markers that are tokens; markers that are text are found in it."""
-        while self.state.by_text:
+        while self.state.has_text_markers:
             text, self.position.held = self.position.held + text, ""
             found = self.state.by_text.search(text)
             if found is None:
