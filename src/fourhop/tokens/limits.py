@@ -111,10 +111,10 @@ def _check_token_ids(request: GenerateRequest, vocab_size: int | None) -> None:
     params = request.sampling_params
     if not request.token_ids:
         _refuse("the prompt must have at least one token", "token_ids")
-    _check_ids(request.token_ids, vocab_size, "token_ids")
-    _check_ids(request.output_token_ids, vocab_size, "output_token_ids")
-    _check_ids(params.stop_token_ids, vocab_size, f"{PARAMS}.stop_token_ids")
-    _check_ids(params.allowed_token_ids or [], vocab_size, f"{PARAMS}.allowed_token_ids")
+    check_token_ids(request.token_ids, vocab_size, "token_ids")
+    check_token_ids(request.output_token_ids, vocab_size, "output_token_ids")
+    check_token_ids(params.stop_token_ids, vocab_size, f"{PARAMS}.stop_token_ids")
+    check_token_ids(params.allowed_token_ids or [], vocab_size, f"{PARAMS}.allowed_token_ids")
     for key in params.logit_bias or {}:
         if not key.isascii() or not key.isdecimal():
             _refuse("keys must be token ids", f"{PARAMS}.logit_bias.{key[:20]}")
@@ -158,7 +158,8 @@ def _check_salt(salt: str | None) -> None:
         _refuse(f"must be 1 to {MAX_SALT_CHARS} characters without @, / and \\", "cache_salt")
 
 
-def _check_ids(ids: list[int], vocab_size: int | None, param: str) -> None:
+def check_token_ids(ids: list[int], vocab_size: int | None, param: str) -> None:
+    """Raise a ClientError that names the first id that is not one of the model's, by its place in `param`."""
     if _in_range(ids, vocab_size):
         return
     bound = 2**31 if vocab_size is None else vocab_size
