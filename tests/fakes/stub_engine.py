@@ -49,7 +49,8 @@ class Fault:
 class StubEngine:
     """A TokenServer and its control endpoints. `faults` are used up, one by each request that comes in.
 
-    `refusal` is the answer to every request and leaves the engine well; `ill` fails probes too. `eos_at` is the output position at which every request meets EOS. `peers` are the engines that tickets lead to.
+    `refusal` is the answer to every request and leaves the engine well; `ill` fails probes too. `eos_at` is the output
+    position at which every request meets EOS. `peers` are the engines that tickets lead to.
     """
 
     name: str

@@ -1,0 +1,27 @@
+"""A router's settings are refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from fourhop.router.config import RouterConfig
+from fourhop.wire.errors import StartError
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "at least one engine"),
+        ({"prefill": ("localhost:1",)}, "not the URL of an engine: localhost:1"),
+        ({"prefill": ("http://a",), "decode": ("http://a",)}, "http://a is listed twice"),
+        ({"prefill": ("http://a",), "max_retries": -1}, "max_retries"),
+        ({"prefill": ("http://a",), "idle_timeout_s": 0.0}, "idle_timeout_s"),
+    ],
+)
+def test_bad_settings(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(StartError, match=message):
+        RouterConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_the_upstream_key_is_not_printed() -> None:
+    assert "secret" not in repr(RouterConfig(("http://a",), upstream_api_key="secret"))
