@@ -180,6 +180,20 @@ def test_a_ticket_that_does_not_verify(field: str, value: object, cause: str, po
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("connector", CONNECTORS)
+def test_of_many_requests_with_one_ticket_one_gets_it(connector: str) -> None:
+    async def main() -> None:
+        async with toy_pair(connector) as pair:
+            held = await answer(pair.prefill, make_request([11, 12], kv_transfer_params=HOLD))
+            same = make_request([11, 12], kv_transfer_params=held.kv_transfer_params)
+            ends = await asyncio.gather(*(tokens_of(pair.decode, same) for _ in range(4)), return_exceptions=True)
+            assert [end for end in ends if isinstance(end, list)] == [toy_output([11, 12], 6)]
+            assert [end.cause for end in ends if isinstance(end, TransferError)] == ["used"] * 3
+            await settled(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
 def test_another_prompt_with_somebodys_ticket_is_refused() -> None:
     async def main() -> None:
         async with toy_pair() as pair:

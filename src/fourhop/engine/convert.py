@@ -73,7 +73,9 @@ def _open(source: Path) -> GGUFReader:
     except (ValueError, OSError) as error:
         raise StartError(f"{source} is not a GGUF file: {error}") from None
     scaled = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_")]
-    scaled += [key for key in reader.fields if key.endswith("rope.scaling.type")]
+    scaled += [
+        key for key, field in reader.fields.items() if key.endswith("rope.scaling.type") and field.contents() != "none"
+    ]
     if scaled:
         raise StartError(f"{source.name} scales its rotary embeddings ({scaled[0]}), which is not supported in GGUF")
     return reader

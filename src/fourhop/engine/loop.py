@@ -108,7 +108,7 @@ class EngineLoop:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._jobs: dict[int, Job] = {}
-        self._loading: dict[str, Job] = {}
+        self._pulls: dict[str, Job | None] = {}  # by ticket id; None for a ticket that was declined
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
 
@@ -203,8 +203,10 @@ class EngineLoop:
 
     def _end_without_work(self, job: Job, finish: Finish) -> None:
         """The tokens so far are the whole output: nothing is pulled, but the producer's blocks are let go."""
-        if job.sequence.ticket is not None and self.ledger is not None:
-            self.ledger.decline(job.sequence.ticket)
+        ticket = job.sequence.ticket
+        if ticket is not None and self.ledger is not None and ticket.ticket_id not in self._pulls:
+            self._pulls[ticket.ticket_id] = None
+            self.ledger.decline(ticket)
         if job.first_token is not None:
             self._deliver(job, job.first_token)
         self._end(job, Update(finish=finish))
@@ -215,7 +217,7 @@ class EngineLoop:
         for event in self.ledger.poll(self._clock()):
             if isinstance(event, Released):
                 self._let_go(event.ticket_id)
-            elif (job := self._loading.pop(event.ticket_id, None)) is not None:
+            elif (job := self._pulls.pop(event.ticket_id, None)) is not None:
                 self._end_load(job, event)
 
     def _let_go(self, ticket_id: str) -> None:
@@ -229,8 +231,11 @@ class EngineLoop:
             assert ticket is not None and self.ledger is not None
             job = self._jobs[load.sequence.seq_id]
             job.timeline.mark(Moment.KV_REQUESTED, self._clock())
-            self._loading[ticket.ticket_id] = job
-            self.ledger.pull(ticket, load.block_ids, load.skip_blocks)
+            if ticket.ticket_id in self._pulls:
+                self._end_load(job, PullFailed(ticket.ticket_id, "used", "another request is pulling this ticket"))
+            else:
+                self._pulls[ticket.ticket_id] = job
+                self.ledger.pull(ticket, load.block_ids, load.skip_blocks)
 
     def _end_load(self, job: Job, event: Pulled | PullFailed) -> None:
         sequence = job.sequence
