@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
-from starlette.applications import Starlette
 
 from fourhop import __version__, checkpoint, service
-from fourhop.checkpoint import DEFAULT_MODEL, Checkpoint
+from fourhop.checkpoint import DEFAULT_MODEL
+from fourhop.compose import UpstreamConfig, run_engine, run_frontend, run_serve
 from fourhop.engine.config import EngineConfig
 from fourhop.flags import UsageError, with_flags
+from fourhop.frontend.config import FrontendConfig
 from fourhop.kv.config import KVTransferConfig
 from fourhop.router.config import RouterConfig
 from fourhop.service import ServerConfig, logs
 from fourhop.service.logs import LogLevel
-from fourhop.service.progress import loading
+from fourhop.up.plan import UpConfig
 from fourhop.wire.errors import StartError
-
-if TYPE_CHECKING:
-    from fourhop.engine.server import Engine
 
 app = App(
     name="fourhop",
@@ -65,6 +62,70 @@ def command(function: Callable[..., None]) -> None:
 
 
 @command
+def up(
+    model: Model = DEFAULT_MODEL,
+    /,
+    *,
+    up: UpConfig,
+    frontend: FrontendConfig,
+    engine: EngineConfig,
+    server: ServerConfig,
+    log: LogConfig,
+) -> None:
+    """Start every tier on this machine: engines as processes of their own, frontend and router in this one.
+
+    Waits until all of them are ready, prints what runs where, starts an engine that dies again, and stops everything
+    in order on Ctrl-C.
+
+    Example: `fourhop up --decode 2 --connector tcp --port 9000`
+    """
+    logs.configure(log.log_level)
+    from fourhop.up.run import run_up
+
+    with service.bind(server) as listener:
+        found = checkpoint.find(model)
+        service.run(run_up(found, up, server, frontend, engine, log.log_level, listener))
+
+
+@command
+def serve(
+    model: Model = DEFAULT_MODEL,
+    /,
+    *,
+    frontend: FrontendConfig,
+    engine: EngineConfig,
+    server: ServerConfig,
+    log: LogConfig,
+) -> None:
+    """Serve a model from this one process: a frontend joined to an engine by a function call.
+
+    Example: `fourhop serve Qwen/Qwen3-0.6B --reasoning-parser qwen3 --max-model-len 4096`
+    """
+    logs.configure(log.log_level)
+    service.run(run_serve(model, frontend, engine, server))
+
+
+@command
+def frontend(
+    model: Model = DEFAULT_MODEL,
+    /,
+    *,
+    upstream: UpstreamConfig,
+    frontend: FrontendConfig,
+    server: ServerConfig,
+    log: LogConfig,
+) -> None:
+    """Run the text tier: the OpenAI API, render and derender. It needs no torch and no weights.
+
+    With `--upstream` it answers chat and completions; without, it renders and derenders only.
+
+    Example: `fourhop frontend --upstream http://127.0.0.1:8001`
+    """
+    logs.configure(log.log_level)
+    service.run(run_frontend(model, upstream, frontend, server))
+
+
+@command
 def router(*, router: RouterConfig, server: ServerConfig, log: LogConfig) -> None:
     """Run the router: it splits each request over a prefill and a decode engine.
 
@@ -92,7 +153,7 @@ def engine(
     Example: `fourhop engine --port 8100 --kv-transfer-config '{"kv_connector": "shm", "kv_role": "kv_producer"}'`
     """
     logs.configure(log.log_level)
-    service.run(_engine(model, served_model_name, kv_transfer_config, engine, server))
+    service.run(run_engine(model, served_model_name, kv_transfer_config, engine, server))
 
 
 @command
@@ -103,31 +164,6 @@ def fetch(model: Model = DEFAULT_MODEL, /, *, log: LogConfig) -> None:
     """
     logs.configure(log.log_level)
     print(checkpoint.find(model).folder)
-
-
-async def _engine(
-    model: str, name: str | None, transfer: KVTransferConfig | None, config: EngineConfig, server: ServerConfig
-) -> None:
-    with service.bind(server) as listener:
-        found = checkpoint.find(model)
-        async with AsyncExitStack() as stack:
-            engine, create = await _open_engine(stack, config, found, name or model, transfer)
-            await service.serve(create(engine, server), server, listener=listener)
-
-
-async def _open_engine(
-    stack: AsyncExitStack, config: EngineConfig, found: Checkpoint, name: str, transfer: KVTransferConfig | None
-) -> tuple[Engine, Callable[[Engine, ServerConfig], Starlette]]:
-    """An engine that lives as long as the stack, its weights loaded under a progress bar, and what makes its app."""
-    try:
-        from fourhop.engine.app import create
-        from fourhop.engine.open import open_engine
-    except ModuleNotFoundError as error:
-        raise StartError(f"an engine needs {error.name}: pip install 'fourhop[engine]'") from None
-    with loading(found.name) as progress:
-        opening = open_engine(config, found.folder, name=name, transfer=transfer, progress=progress)
-        engine = await stack.enter_async_context(opening)
-    return engine, create
 
 
 def execute(arguments: Sequence[str]) -> int:

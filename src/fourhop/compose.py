@@ -1,0 +1,135 @@
+"""How tiers are joined into processes: what `serve`, `frontend` and `engine` run.
+
+The engine's modules, and torch with them, are imported by those that run an engine.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry
+
+from fourhop import checkpoint, service
+from fourhop.checkpoint import Checkpoint
+from fourhop.engine.config import EngineConfig
+from fourhop.frontend import app as frontend_app
+from fourhop.frontend.config import FrontendConfig
+from fourhop.kv.config import KVTransferConfig
+from fourhop.service import ServerConfig
+from fourhop.service.progress import loading
+from fourhop.tokens.client import RemoteTokenServer
+from fourhop.tokens.connection import Timeouts, open_session
+from fourhop.tokens.routes import token_routes
+from fourhop.tokens.worker import RemoteWorker
+from fourhop.wire.errors import PeerError, StartError
+
+if TYPE_CHECKING:
+    from fourhop.engine.server import Engine
+
+
+@dataclass(frozen=True)
+class UpstreamConfig:
+    """Where tokens come from.
+
+    Attributes:
+        upstream: URL of a router, an engine or a vLLM with `--tokens-only`. Default: none, only text endpoints work.
+        upstream_api_key: Sent to the upstream as a bearer token.
+        first_chunk_timeout_s: Patience for the upstream's first chunk, its queue included.
+        idle_timeout_s: Patience between two chunks.
+    """
+
+    upstream: str | None = None
+    upstream_api_key: str | None = field(default=None, repr=False)
+    first_chunk_timeout_s: float = 120.0
+    idle_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.upstream is not None:
+            parts = urlsplit(self.upstream)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"not the URL of a server: {self.upstream}")
+        self.timeouts()
+
+    def timeouts(self) -> Timeouts:
+        return Timeouts(first_byte_s=self.first_chunk_timeout_s, idle_s=self.idle_timeout_s)
+
+
+async def run_serve(model: str, config: FrontendConfig, engine_config: EngineConfig, server: ServerConfig) -> None:
+    """One process: the frontend's token server is the engine itself, and its window is the engine's."""
+    with service.bind(server) as listener:
+        found = checkpoint.find(model)
+        async with AsyncExitStack() as stack:
+            name = (config.served_model_name or (model,))[0]
+            engine = await _open_engine(stack, engine_config, found, name, None)
+            from fourhop.engine.metrics import EngineCollector
+
+            registry = CollectorRegistry()
+            registry.register(EngineCollector(engine.loop, name))
+
+            async def health() -> str | None:
+                return engine.health()
+
+            app = frontend_app.create(
+                replace(config, max_model_len=engine.info().max_model_len),
+                found,
+                server,
+                engine,
+                health=health,
+                routes=token_routes(engine, abort=engine.abort),
+                registry=registry,
+            )
+            await service.serve(app, server, listener=listener)
+
+
+async def run_frontend(model: str, upstream: UpstreamConfig, config: FrontendConfig, server: ServerConfig) -> None:
+    """A frontend alone; its token server, if it has one, is at the other end of a connection."""
+    with service.bind(server) as listener:
+        found = checkpoint.find(model, weights=False)
+        if upstream.upstream is None:
+            await service.serve(frontend_app.create(config, found, server), server, listener=listener)
+            return
+        async with open_session() as session:
+            key = upstream.upstream_api_key
+            tokens = RemoteTokenServer(upstream.upstream, session, timeouts=upstream.timeouts(), api_key=key)
+            worker = RemoteWorker(upstream.upstream, session, api_key=key)
+            app = frontend_app.create(config, found, server, tokens, health=partial(_illness, worker))
+            await service.serve(app, server, listener=listener)
+
+
+async def _illness(worker: RemoteWorker) -> str | None:
+    """Why the upstream cannot serve, None when it can."""
+    try:
+        await worker.check()
+    except PeerError as error:
+        return error.message
+    return None
+
+
+async def run_engine(
+    model: str, name: str | None, transfer: KVTransferConfig | None, config: EngineConfig, server: ServerConfig
+) -> None:
+    """An engine alone."""
+    with service.bind(server) as listener:
+        found = checkpoint.find(model)
+        async with AsyncExitStack() as stack:
+            engine = await _open_engine(stack, config, found, name or model, transfer)
+            from fourhop.engine.app import create
+
+            await service.serve(create(engine, server), server, listener=listener)
+
+
+async def _open_engine(
+    stack: AsyncExitStack, config: EngineConfig, found: Checkpoint, name: str, transfer: KVTransferConfig | None
+) -> Engine:
+    """An engine that lives as long as the stack, its weights loaded under a progress bar."""
+    try:
+        from fourhop.engine.open import open_engine
+    except ModuleNotFoundError as error:
+        raise StartError(f"an engine needs {error.name}: pip install 'fourhop[engine]'") from None
+    with loading(found.name) as progress:
+        opening = open_engine(config, found.folder, name=name, transfer=transfer, progress=progress)
+        return await stack.enter_async_context(opening)

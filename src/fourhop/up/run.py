@@ -1,0 +1,111 @@
+"""`fourhop up`, top to bottom: engines, router, frontend; and back."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import shlex
+import socket
+from contextlib import ExitStack
+
+from prometheus_client import CollectorRegistry
+
+from fourhop import service
+from fourhop.checkpoint import Checkpoint
+from fourhop.engine.config import EngineConfig
+from fourhop.frontend import app as frontend_app
+from fourhop.frontend.config import FrontendConfig
+from fourhop.router.app import Router
+from fourhop.router.config import RouterConfig
+from fourhop.service import ServerConfig
+from fourhop.tokens.connection import open_session
+from fourhop.tokens.routes import token_routes
+from fourhop.tokens.worker import RemoteWorker
+from fourhop.up.children import Children, engine_command
+from fourhop.up.display import Display, summary
+from fourhop.up.plan import EnginePlan, UpConfig, engines_per_core, flags_of, plan_engines
+
+ENGINE_DRAIN_S = 5.0
+"""Engines are stopped after the frontend has drained, so what they still do is nobody's."""
+STOP_TIMEOUT_S = 10.0
+
+
+async def run_up(
+    checkpoint: Checkpoint,
+    config: UpConfig,
+    server: ServerConfig,
+    frontend: FrontendConfig,
+    engine: EngineConfig,
+    log_level: str,
+    listener: socket.socket,
+) -> None:
+    """Start everything, serve on `listener` until a signal, stop everything. Raises StartError."""
+    name = (frontend.served_model_name or (checkpoint.name,))[0]
+    plans = _plan(checkpoint, config, engine, name, log_level)
+    display = Display(plans)
+    for plan in plans:
+        display.line(plan.name, f"fourhop {shlex.join(plan.arguments)}  # on core {','.join(map(str, plan.cores))}")
+    if engines_per_core(plans) > 1:
+        display.line("up", f"{len(plans)} engines share {len(os.sched_getaffinity(0))} cores")
+
+    def command(plan: EnginePlan) -> list[str]:
+        return engine_command(plan, os.getpid())
+
+    async with Children(plans, command, display, stop_timeout_s=STOP_TIMEOUT_S) as children:
+        with display:
+            await children.ready()
+        window = await _window(plans)
+        registry = CollectorRegistry()
+        router = Router(_router_config(plans), registry=registry)
+
+        async def health() -> str | None:
+            return router.health()
+
+        app = frontend_app.create(
+            dataclasses.replace(frontend, max_model_len=window),
+            checkpoint,
+            server,
+            router,
+            health=health,
+            routes=token_routes(router, abort=router.abort),
+            resources=router.running,
+            registry=registry,
+        )
+        url = f"http://{server.host}:{listener.getsockname()[1]}"
+
+        def started() -> None:
+            print(summary(url, name, plans, children.pids(), os.getpid(), config.connector), flush=True)
+
+        await service.serve(app, server, listener=listener, started=started)
+
+
+def _plan(
+    checkpoint: Checkpoint, config: UpConfig, engine: EngineConfig, name: str, log_level: str
+) -> list[EnginePlan]:
+    flags = [*flags_of(engine), "--drain-timeout-s", str(ENGINE_DRAIN_S)]
+    flags += ["--served-model-name", name] if name != checkpoint.name else []
+    flags += ["--log-level", log_level] if log_level != "info" else []
+    cores = sorted(os.sched_getaffinity(0))
+    return plan_engines(config, checkpoint.name, ports=_free_ports(config.num_engines), cores=cores, flags=flags)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free at this moment. All are held together, so that they differ."""
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(service.bind(ServerConfig(port=0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in listeners]
+
+
+async def _window(plans: list[EnginePlan]) -> int | None:
+    """The longest sequence that every engine takes: a small pool allows less than the model."""
+    async with open_session() as session:
+        infos = await asyncio.gather(*(RemoteWorker(plan.url, session).check() for plan in plans))
+    return min((info.max_model_len for info in infos if info is not None), default=None)
+
+
+def _router_config(plans: list[EnginePlan]) -> RouterConfig:
+    return RouterConfig(
+        prefill=tuple(plan.url for plan in plans if plan.role == "prefill"),
+        decode=tuple(plan.url for plan in plans if plan.role == "decode"),
+    )
