@@ -25,11 +25,12 @@ class SamplingDefaults:
 
 @dataclass(frozen=True)
 class Model:
-    """`names` are those that requests may use; the first is the one in answers."""
+    """`names` are those that requests may use; the first is the one in answers. `eos_token_ids` end a text."""
 
     names: tuple[str, ...]
     max_model_len: int
     defaults: SamplingDefaults
+    eos_token_ids: frozenset[int]
 
     @property
     def name(self) -> str:
@@ -45,10 +46,12 @@ class Model:
 def load_model(checkpoint: Checkpoint, config: FrontendConfig) -> Model:
     """Read the checkpoint's configuration files. Raises StartError for what is missing or contradicts the config."""
     model_config = read_json(checkpoint.folder / "config.json")
+    generation_config = read_json(checkpoint.folder / "generation_config.json", default={})
     return Model(
         names=config.served_model_name or (checkpoint.name,),
         max_model_len=_window(model_config, config.max_model_len),
-        defaults=_defaults(read_json(checkpoint.folder / "generation_config.json", default={})),
+        defaults=_defaults(generation_config),
+        eos_token_ids=_eos_token_ids(generation_config, model_config),
     )
 
 
@@ -61,6 +64,13 @@ def _window(model_config: dict[str, Any], wanted: int | None) -> int:
     if window is None:
         raise StartError("config.json has no max_position_embeddings; give max_model_len")
     return window
+
+
+def _eos_token_ids(*configs: dict[str, Any]) -> frozenset[int]:
+    """Those of all configurations together; each has one id, several or none."""
+    values = [config.get("eos_token_id") for config in configs]
+    lists = [value if isinstance(value, list) else [value] for value in values if value is not None]
+    return frozenset(token_id for ids in lists for token_id in ids)
 
 
 def _defaults(generation_config: dict[str, Any]) -> SamplingDefaults:

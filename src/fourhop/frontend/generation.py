@@ -1,0 +1,117 @@
+"""One rendered prompt at the token server: tokens come back, what the client gains goes out, stop strings end it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from fourhop.frontend.derender import Context, Delta, Derenderer
+from fourhop.frontend.life import Life
+from fourhop.frontend.render import for_engine
+from fourhop.tokens.server import TokenServer
+from fourhop.wire.errors import PeerError
+from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, PromptTokensDetails
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one choice gained."""
+
+    index: int
+    delta: Delta
+
+
+class Generation:
+    """The stream of one GenerateRequest. After `gains` has ended its counts are those of the whole answer."""
+
+    def __init__(
+        self, upstream: TokenServer, request: GenerateRequest, context: Context, life: Life, *, first_index: int = 0
+    ) -> None:
+        self.request = request
+        self.num_tokens = 0
+        self.num_reasoning_tokens = 0
+        self.prompt_details: PromptTokensDetails | None = None
+        self.kv_transfer_params: dict[str, Any] | None = None
+        self._upstream = upstream
+        self._life = life
+        self._first_index = first_index
+        self._derenderers = [Derenderer.start(context, index) for index in range(request.sampling_params.n)]
+
+    async def gains(self) -> AsyncGenerator[Gain, None]:
+        """Each choice's gains in order, the last with its finish reason. Indices count from `first_index`.
+
+        When every choice is over for the client and upstream still works on one (a stop string ended it), upstream's
+        stream is closed, which aborts it there. Raises FourhopError.
+        """
+        unfinished = set(range(len(self._derenderers)))
+        at_work = set(unfinished)
+        self._life.sent()
+        async with aclosing(self._upstream.generate(for_engine(self.request))) as chunks:
+            async for chunk in chunks:
+                self._note(chunk)
+                for choice in chunk.choices:
+                    if choice.finish_reason is not None:
+                        at_work.discard(choice.index)
+                    if choice.index in unfinished:
+                        delta = self._feed(choice)
+                        if delta.finish_reason is not None:
+                            unfinished.discard(choice.index)
+                        yield Gain(self._first_index + choice.index, delta)
+                if at_work and not unfinished:
+                    return
+        if unfinished:
+            raise PeerError("the token server ended its stream before every choice was finished")
+
+    def _feed(self, choice: ChunkChoice) -> Delta:
+        delta = self._derenderers[choice.index].feed(choice)
+        self.num_tokens += delta.num_tokens
+        self.num_reasoning_tokens += delta.num_reasoning_tokens
+        self._life.num_completion_tokens += delta.num_tokens
+        return delta
+
+    def _note(self, chunk: GenerateChunk) -> None:
+        self._life.heard(chunk)
+        if chunk.usage is not None:
+            self.prompt_details = chunk.usage.prompt_tokens_details
+        if chunk.kv_transfer_params is not None:
+            self.kv_transfer_params = chunk.kv_transfer_params
+
+
+async def all_gains(generations: Sequence[Generation]) -> AsyncGenerator[Gain, None]:
+    """The gains of all generations as they come. The first error ends them all; so does closing this iterator."""
+    if len(generations) == 1:
+        async with aclosing(generations[0].gains()) as gains:
+            async for gain in gains:
+                yield gain
+        return
+    arrived: asyncio.Queue[Gain | Exception | None] = asyncio.Queue(len(generations))
+    readers = [asyncio.create_task(_read(generation, arrived)) for generation in generations]
+    try:
+        num_open = len(readers)
+        while num_open:
+            item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def _read(generation: Generation, arrived: asyncio.Queue[Gain | Exception | None]) -> None:
+    """Carry one generation's gains, then its end (None) or its error, to the reader of them all."""
+    try:
+        async with aclosing(generation.gains()) as gains:
+            async for gain in gains:
+                await arrived.put(gain)
+    except Exception as error:  # raised again, unchanged, by the reader of the queue
+        await arrived.put(error)
+    else:
+        await arrived.put(None)
