@@ -7,6 +7,7 @@ Both travel as `kv_transfer_params`, with vLLM's field names where the meaning i
 from __future__ import annotations
 
 import hashlib
+import hmac
 from array import array
 from typing import Any
 
@@ -79,12 +80,25 @@ def hash_tokens(token_ids: list[int]) -> str:
     return hashlib.sha256(array("q", token_ids).tobytes()).hexdigest()
 
 
-def verify(ticket: KVTicket, *, fingerprint: str, token_ids: list[int], now_s: float) -> None:
+def sign(ticket: KVTicket, secret: str) -> KVTicket:
+    """The ticket with the signature of the fleet's secret; without a secret it stays unsigned."""
+    return msgspec.structs.replace(ticket, signature=_signature(ticket, secret) if secret else "")
+
+
+def _signature(ticket: KVTicket, secret: str) -> str:
+    """HMAC-SHA256 (RFC 2104) over the ticket's MessagePack with an empty signature: every field counts."""
+    unsigned = msgspec.msgpack.encode(msgspec.structs.replace(ticket, signature=""))
+    return hmac.new(secret.encode(), unsigned, hashlib.sha256).hexdigest()
+
+
+def verify(ticket: KVTicket, *, fingerprint: str, token_ids: list[int], now_s: float, secret: str = "") -> None:
     """Check a ticket against what this engine is and was asked to decode.
 
-    Raises TransferError naming the first mismatch: `expired`, `fingerprint`, `token_count` or `token_hash`. The epoch
-    is checked by the connector, against the producer that answers.
+    Raises TransferError naming the first mismatch: `signature` (when there is a secret), `expired`, `fingerprint`,
+    `token_count` or `token_hash`. The epoch is checked by the connector, against the producer that answers.
     """
+    if secret and not hmac.compare_digest(ticket.signature, _signature(ticket, secret)):
+        raise TransferError("signature", f"ticket {ticket.ticket_id[:64]} is not signed with this fleet's secret")
     if now_s >= ticket.expires_at_s:
         raise TransferError("expired", f"ticket {ticket.ticket_id} expired {now_s - ticket.expires_at_s:.1f} s ago")
     if ticket.fingerprint != fingerprint:
