@@ -12,7 +12,7 @@ class ServerConfig:
     Attributes:
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
-        api_key: Keys of which a request to `/v1` or `/inference` must bring one as a bearer token. Default: none needed.
+        api_key: Keys; a request to `/v1` or `/inference` must bring one as a bearer token. Default: none needed.
         max_body_bytes: Largest request body, in bytes.
         drain_timeout_s: How long open requests may go on after Ctrl-C or SIGTERM.
     """

@@ -35,16 +35,16 @@ def loading(what: str) -> Iterator[Progress]:
 
 
 class _Lines:
-    """A log line for every tenth."""
+    """A log line for every quarter."""
 
     def __init__(self) -> None:
-        self._tenth = -1
+        self._quarter = -1
 
     def __call__(self, done: int, total: int) -> None:
-        tenth = 10 * done // max(1, total)
-        if tenth > self._tenth:
-            self._tenth = tenth
-            log.info(event("loading", percent=10 * tenth))
+        quarter = 4 * done // max(1, total)
+        if quarter > self._quarter:
+            self._quarter = quarter
+            log.info(event("loading", percent=25 * quarter))
 
 
 def percent_of(line: str) -> int | None:

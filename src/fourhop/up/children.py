@@ -23,6 +23,7 @@ from typing import Protocol
 import aiohttp
 
 from fourhop.service.logs import event
+from fourhop.service.progress import percent_of
 from fourhop.up import child as child_program
 from fourhop.up.plan import EnginePlan, backoff_s
 from fourhop.wire.errors import StartError
@@ -155,7 +156,8 @@ class Child:
             self._signal(signal.SIGTERM)
         assert self._process.stdout is not None
         async for line in _lines(self._process.stdout):
-            self._last_lines.append(line)
+            if percent_of(line) is None:
+                self._last_lines.append(line)
             self._events.line(self.plan.name, line)
         return await self._process.wait()
 
