@@ -20,8 +20,8 @@ from fourhop.wire.openai_completion import CompletionRequest
 class Context:
     """The request's side of derendering; `Derenderer.start` alone reads the prompt (None: it is not known).
 
-    `stop_token_ids` end the text and `skipped` are left out of it. `*_top_logprobs` None means that none were asked
-    for, `max_calls` None any number of calls.
+    `stop_token_ids`, EOS among them unless it is ignored, end the text, and `skipped` are left out of it.
+    `*_top_logprobs` None means that none were asked for, `max_calls` None any number of calls.
     """
 
     tokenizer: Tokenizer
@@ -32,6 +32,7 @@ class Context:
     stops: Phrases
     include_stop: bool
     stop_token_ids: frozenset[int]
+    eos_token_ids: frozenset[int]
     skipped: frozenset[int]
     chat_template_kwargs: Mapping[str, Any] | None = None
     chat_top_logprobs: int | None = None
@@ -65,6 +66,7 @@ def chat_context(
         stops=Phrases(stop_strings(request.stop)),
         include_stop=bool(request.include_stop_str_in_output),
         stop_token_ids=_stop_token_ids(request, eos_token_ids),
+        eos_token_ids=eos_token_ids,
         skipped=_skipped(request, tokenizer),
         chat_template_kwargs={**(default_chat_template_kwargs or {}), **(request.chat_template_kwargs or {})},
         chat_top_logprobs=request.top_logprobs or 0 if request.logprobs else None,
@@ -92,6 +94,7 @@ def completion_context(
         stops=Phrases(stop_strings(request.stop)),
         include_stop=bool(request.include_stop_str_in_output),
         stop_token_ids=_stop_token_ids(request, eos_token_ids),
+        eos_token_ids=eos_token_ids,
         skipped=_skipped(request, tokenizer),
         completion_top_logprobs=request.logprobs,
     )

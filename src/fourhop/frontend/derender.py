@@ -181,7 +181,8 @@ class Derenderer:
             if is_stop or self._output.stops.hit:
                 step.num_tokens = number + 1
                 if is_stop:
-                    snapshot.ended, snapshot.stop_token_id = "token", token_id
+                    snapshot.ended = "token"
+                    snapshot.stop_token_id = None if token_id in context.eos_token_ids else token_id
                 break
         self._read(run)
         return step
@@ -207,7 +208,7 @@ class Derenderer:
         stop_reason = choice.stop_reason
         if stops.hit is not None:
             reason, stop_reason = "stop", stops.hit
-        elif snapshot.ended == "token" and reason != "stop":
+        elif snapshot.ended == "token" and choice.finish_reason != "stop":
             reason, stop_reason = "stop", snapshot.stop_token_id
         snapshot.ended = "finished"
         if reason == "stop" and snapshot.num_complete_calls and not self._context.is_call_named:
