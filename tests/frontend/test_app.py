@@ -25,6 +25,7 @@ from fourhop.tokens.choices import merge_choices, split_choices, with_seed
 from fourhop.tokens.server import TokenServer, collect
 from fourhop.wire.errors import ClientError, ErrorBody, PeerError, PeerRefused, PeerTimeout, Unavailable
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, PromptTokensDetails, Usage
+from fourhop.wire.logprobs import ChoiceLogprobs, TokenLogprob, TopLogprob
 from fourhop.wire.sse import DONE, SSEDecoder
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -221,6 +222,43 @@ def test_cached_tokens_are_passed_on(folder: Path) -> None:
     assert chat(frontend(folder, Cached()))["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
 
 
+def test_tool_calls(folder: Path) -> None:
+    config = FrontendConfig(enable_auto_tool_choice=True, tool_call_parser="hermes")
+    app = frontend(folder, ScriptedTokenServer(CALL_IDS, finish="stop"), config)
+    choice = chat(app, tools=[TOOL])["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["type"], call["function"]) == ("function", {"name": "f", "arguments": '{"a": 1}'})
+    chunks = chat_events(app, tools=[TOOL])
+    pieces = [p for chunk in chunks for p in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert "".join(piece["function"].get("arguments", "") for piece in pieces) == '{"a": 1}'
+    assert [piece["function"]["name"] for piece in pieces if "name" in piece["function"]] == ["f"]
+    assert finishes(chunks) == [(0, "tool_calls")]
+
+
+def test_logprobs(folder: Path) -> None:
+    class Likely:
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+            assert request.sampling_params.logprobs == 1
+            for byte in b"ab":
+                entry = TokenLogprob(byte, -0.5, 1, [TopLogprob(byte, -0.5, 1)])
+                yield GenerateChunk(request_id="", choices=[ChunkChoice(0, [byte], logprobs=ChoiceLogprobs([entry]))])
+            yield GenerateChunk(request_id="", choices=[ChunkChoice(0, [], "length")])
+            yield GenerateChunk(request_id="", choices=[], usage=Usage(1, 2, 3))
+
+    app = frontend(folder, Likely())
+    entries = chat(app, logprobs=True, top_logprobs=1)["choices"][0]["logprobs"]["content"]
+    assert [(e["token"], e["logprob"], e["bytes"], len(e["top_logprobs"])) for e in entries] == [
+        ("a", -0.5, [97], 1),
+        ("b", -0.5, [98], 1),
+    ]
+    chunks = chat_events(app, logprobs=True, top_logprobs=1)
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [entry for logprobs in streamed if logprobs for entry in logprobs["content"]] == entries
+    logprobs = complete(app, "x", logprobs=1)["choices"][0]["logprobs"]
+    assert (logprobs["tokens"], logprobs["text_offset"]) == (["a", "b"], [0, 1])
+
+
 def complete(app: Starlette, prompt: Any, **fields: Any) -> Any:
     return answer(post(app, COMPLETION, {"prompt": prompt, **fields}))
 
@@ -271,10 +309,12 @@ REFUSALS = [
     PeerRefused(400, ErrorBody("too long", "BadRequestError", "messages", 400)),
     PeerRefused(429, ErrorBody("busy", "RateLimit", None, 429), retry_after_s=7.0),
     Unavailable("no decode engine is alive", retry_after_s=1.0),
-    PeerError("connection refused"),
+    PeerError("http://127.0.0.1:1: connection refused"),
     PeerTimeout("no answer in 10 s"),
     ClientError("n is too large", param="n"),
 ]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL_IDS = [[260], [*b'{"name": "f", '], [*b'"arguments": {"a": 1}}'], [261]]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -286,6 +326,12 @@ def test_an_error_before_the_first_byte_keeps_its_status(folder: Path, error: An
     body = answer(exchange, error.status)["error"]
     assert (body["message"], body["param"], body["code"]) == (error.message, error.param, error.status)
     assert ("retry-after" in exchange.answer_headers) == (error.retry_after_s is not None)
+
+
+def test_a_refusal_from_below_names_the_clients_field(folder: Path) -> None:
+    error = ClientError("sampling_params.n: must be between 1 and 8, not 9", param="sampling_params.n")
+    body = answer(post(frontend(folder, script(stop_before=0, error=error)), CHAT, {"messages": MESSAGES}), 400)
+    assert (body["error"]["param"], body["error"]["message"]) == ("n", "n: must be between 1 and 8, not 9")
 
 
 def test_a_later_error_is_an_event_then_done(folder: Path) -> None:
@@ -648,7 +694,8 @@ def test_metrics(folder: Path) -> None:
 
 
 def test_no_torch_in_this_process() -> None:
-    code = "import sys, fourhop.frontend.app; sys.exit(' '.join({'torch', 'transformers', 'numpy'} & set(sys.modules)) or 0)"
+    heavy = "{'torch', 'transformers', 'numpy'}"
+    code = f"import sys, fourhop.frontend.app; sys.exit(' '.join({heavy} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -11,8 +11,9 @@ from typing import Any
 from fourhop.frontend.derender import Context, Delta, Derenderer
 from fourhop.frontend.life import Life
 from fourhop.frontend.render import for_engine
+from fourhop.tokens.limits import PARAMS
 from fourhop.tokens.server import TokenServer
-from fourhop.wire.errors import PeerError
+from fourhop.wire.errors import FourhopError, PeerError
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, PromptTokensDetails
 
 
@@ -49,7 +50,7 @@ class Generation:
         unfinished = set(range(len(self._derenderers)))
         at_work = set(unfinished)
         self._life.sent()
-        async with aclosing(self._upstream.generate(for_engine(self.request))) as chunks:
+        async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
                 self._note(chunk)
                 for choice in chunk.choices:
@@ -64,6 +65,19 @@ class Generation:
                     return
         if unfinished:
             raise PeerError("the token server ended its stream before every choice was finished")
+
+    async def _chunks(self) -> AsyncGenerator[GenerateChunk, None]:
+        """Upstream's chunks. A refusal names fields of GenerateRequest; the client knows them without a prefix."""
+        try:
+            async with aclosing(self._upstream.generate(for_engine(self.request))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except FourhopError as error:
+            prefix = f"{PARAMS}."
+            if error.param is not None and error.param.startswith(prefix):
+                error.param = error.param.removeprefix(prefix)
+                error.message = error.message.removeprefix(prefix)
+            raise
 
     def _feed(self, choice: ChunkChoice) -> Delta:
         delta = self._derenderers[choice.index].feed(choice)
