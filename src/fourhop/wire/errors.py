@@ -140,5 +140,6 @@ def client_error(error: msgspec.ValidationError, prefix: str = "") -> ClientErro
     """
     text, _, path = str(error).partition(" - at `")
     param = path.rstrip("`").removeprefix("key in ").removeprefix("$").lstrip(".")
-    full = f"{prefix}.{param}".strip(".") if prefix else param
+    joint = "" if param.startswith("[") else "."
+    full = f"{prefix}{joint}{param}".strip(".") if prefix else param
     return ClientError(text, param=full or None)
