@@ -357,7 +357,8 @@ def test_a_stream_that_just_ends_is_an_error(folder: Path) -> None:
 BAD: list[tuple[str, Any, int, str | None]] = [
     (CHAT, b"{", 400, None),
     (CHAT, b"[]", 400, None),
-    (CHAT, b'{"messages": [{"role": "user", "content": "x\\ud83dy"}]}', 400, None),
+    (CHAT, b'{"messages": [{"role": "user", "content": "x\\ud83dy"}]}', 400, "messages[0].content"),
+    (CHAT, b'{"messages": [], "stop": ["a", "\\ude42"]}', 400, "stop[1]"),
     (CHAT, {}, 400, None),
     (CHAT, {"messages": "hi"}, 400, "messages"),
     (CHAT, {"messages": []}, 400, "messages"),

@@ -8,6 +8,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from fourhop.service.surrogates import lone_surrogate_path
 from fourhop.wire.errors import ClientError, PayloadTooLarge, client_error
 
 T = TypeVar("T")
@@ -38,6 +39,8 @@ async def read_body(request: Request, type: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise client_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if (path := lone_surrogate_path(body)) is not None:
+            raise ClientError(f"{path}: half of a surrogate pair is not a character", param=path or None) from None
         raise ClientError(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise ClientError("the body is nested too deeply") from None
