@@ -27,7 +27,7 @@ from fakes.derendering import (
 from fakes.toy import END_THINK, EOS, THINK, byte_symbols
 from fourhop.frontend.answers import Answer
 from fourhop.frontend.context import Context, completion_context
-from fourhop.frontend.derender import Derenderer
+from fourhop.frontend.derender import Delta, Derenderer
 from fourhop.frontend.tokenizer import Tokenizer
 from fourhop.wire.derender import MAX_STATE_BYTES, StreamState
 from fourhop.wire.errors import ClientError
@@ -89,7 +89,7 @@ def test_tokens_after_a_stop_string_do_not_exist(finish: FinishReason | None) ->
     assert delta.logprobs is not None and delta.logprobs.content is not None
     assert [entry.token for entry in delta.logprobs.content] == ["ab", "c", "d"]
     late = derenderer.feed(ChunkChoice(token_ids=[97, 98], finish_reason="length"))
-    assert late.is_empty and not late.stopped and late.num_tokens == 0
+    assert late == Delta()
 
 
 def test_a_stop_string_is_kept_if_asked_for() -> None:

@@ -286,7 +286,7 @@ TOO_MANY = [97] * 513
             {"stream": True, "generate_chunk": chunk(choice([97])), "prompt_token_ids": [97], "prompt_tokens": 512},
             "generate_chunk.choices[0].token_ids",
         ),
-        ({"generate_response": response(choice([97])), "chat_request": {**CHAT, "stop": ""}}, "stop"),
+        ({"generate_response": response(choice([97])), "chat_request": {**CHAT, "stop": ""}}, "chat_request.stop"),
     ],
 )
 def test_bad_bodies_are_named(body: dict[str, Any], param: str) -> None:

@@ -57,12 +57,6 @@ class Delta(msgspec.Struct, frozen=True):
     num_reasoning_tokens: int = 0
     token_ids: list[int] = []
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing that a client could see."""
-        text = self.content or self.reasoning or self.tool_calls
-        return not (text or self.logprobs or self.completion_logprobs or self.finish_reason or self.token_ids)
-
 
 class Snapshot(msgspec.Struct, array_like=True):
     """All that a Derenderer remembers. `ended` is "token" from a stop token to the finish, "finished" after that."""

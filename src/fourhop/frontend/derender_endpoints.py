@@ -6,7 +6,8 @@ the prompt need not be sent, and is not read if it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -256,17 +257,28 @@ def _chunk_usage(chunk: GenerateChunk, step: _Step, n: int | None, served: Serve
 
 
 def _chat_context(body: ChatDerenderRequest, prompt: list[int] | None, request_id: str, served: Served) -> Context:
-    return chat_context(
-        body.chat_request or ChatCompletionRequest(messages=[]),
-        prompt,
-        served.tokenizer,
-        served.parsers,
-        eos_token_ids=served.eos_token_ids,
-        request_id=request_id,
-        default_chat_template_kwargs=served.default_chat_template_kwargs,
-    )
+    with _inside("chat_request"):
+        return chat_context(
+            body.chat_request or ChatCompletionRequest(messages=[]),
+            prompt,
+            served.tokenizer,
+            served.parsers,
+            eos_token_ids=served.eos_token_ids,
+            request_id=request_id,
+            default_chat_template_kwargs=served.default_chat_template_kwargs,
+        )
 
 
 def _completion_context(body: CompletionDerenderRequest, prompt: list[int] | None, served: Served) -> Context:
     request = body.completion_request or CompletionRequest(prompt="")
-    return completion_context(request, prompt, served.tokenizer, eos_token_ids=served.eos_token_ids)
+    with _inside("completion_request"):
+        return completion_context(request, prompt, served.tokenizer, eos_token_ids=served.eos_token_ids)
+
+
+@contextmanager
+def _inside(field: str) -> Iterator[None]:
+    """A field that is refused here is one of the request inside the body."""
+    try:
+        yield
+    except ClientError as error:
+        raise ClientError(error.message, param=f"{field}.{error.param}") from None
