@@ -11,10 +11,7 @@ Rules that the sizes of the chunks never change:
 
 from __future__ import annotations
 
-import hashlib
 import zlib
-from array import array
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import msgspec
@@ -22,12 +19,13 @@ import msgspec
 from fourhop.frontend.context import Context, chat_context, completion_context
 from fourhop.frontend.detokenize import Detokenizer
 from fourhop.frontend.logprobs import chat_logprobs, completion_logprobs
+from fourhop.frontend.output import CallCount, Output, call_seed
 from fourhop.frontend.parsers.machine import Machine, Position
-from fourhop.frontend.stops import HeldTail, StopMatcher
+from fourhop.frontend.stops import HeldTail
 from fourhop.wire.derender import Count, StreamState
 from fourhop.wire.errors import ClientError
 from fourhop.wire.generate import ChunkChoice
-from fourhop.wire.openai_chat import ChatFinishReason, ChatLogprobs, FunctionCallDelta, ToolCallDelta
+from fourhop.wire.openai_chat import ChatFinishReason, ChatLogprobs, ToolCallDelta
 from fourhop.wire.openai_completion import CompletionLogprobs
 
 __all__ = ["Context", "Delta", "Derenderer", "chat_context", "completion_context"]
@@ -64,10 +62,8 @@ class Snapshot(msgspec.Struct, array_like=True):
     detokenizer: Detokenizer
     position: Position
     held: HeldTail
-    call_seed: str
+    calls: CallCount
     num_tokens: Count = 0
-    num_calls: Count = 0
-    num_complete_calls: Count = 0
     num_reasoning_tokens: Count = 0
     ended: Literal["", "token", "finished"] = ""
     stop_token_id: Count | None = None
@@ -79,7 +75,7 @@ class Derenderer:
     def __init__(self, context: Context, snapshot: Snapshot) -> None:
         self._context = context
         self._snapshot = snapshot
-        self._output = _Output(context, snapshot)
+        self._output = Output(context, snapshot.held, snapshot.calls)
         self._machine = Machine(context.table, snapshot.position, self._output)
         # Where a stop string or a textual marker ends, and each token's place in the text, show token by token.
         self._has_offsets = context.completion_top_logprobs is not None
@@ -94,7 +90,7 @@ class Derenderer:
             detokenizer=_detokenizer(prompt, context),
             position=Position(state=context.table.numbers[first]),
             held=HeldTail(),
-            call_seed=_call_seed(context.request_id, prompt or [], index),
+            calls=CallCount(call_seed(context.request_id, prompt or [], index)),
         )
         return cls(context, snapshot)
 
@@ -205,7 +201,7 @@ class Derenderer:
         elif snapshot.ended == "token" and choice.finish_reason != "stop":
             reason, stop_reason = "stop", snapshot.stop_token_id
         snapshot.ended = "finished"
-        if reason == "stop" and snapshot.num_complete_calls and not self._context.is_call_named:
+        if reason == "stop" and snapshot.calls.num_complete and not self._context.is_call_named:
             reason = "tool_calls"
         return reason, stop_reason
 
@@ -238,88 +234,6 @@ class _Step(msgspec.Struct):
         return [value for number, value in enumerate(counted) if number not in self.hidden]
 
 
-class _Output:
-    """The machine's sink: gathers what one chunk adds. Content passes the stop strings; nothing passes after one."""
-
-    def __init__(self, context: Context, snapshot: Snapshot) -> None:
-        self.stops = StopMatcher(context.stops, snapshot.held, include_stop=context.include_stop)
-        self._context = context
-        self._snapshot = snapshot
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[_CallPiece] = []
-
-    def content(self, text: str) -> None:
-        if text := self.stops.feed(text):
-            self._content.append(text)
-
-    def reasoning(self, text: str) -> None:
-        if self._context.include_reasoning and self.stops.hit is None:
-            self._reasoning.append(text)
-
-    def begin_call(self, name: str) -> None:
-        index = self._snapshot.num_calls
-        self._snapshot.num_calls += 1
-        if self._is_wanted():
-            self._calls.append(_CallPiece(index, _call_id(self._snapshot.call_seed, index), name))
-
-    def arguments(self, text: str) -> None:
-        index = self._snapshot.num_calls - 1
-        if not self._is_wanted():
-            return
-        if not self._calls or self._calls[-1].index != index:
-            self._calls.append(_CallPiece(index))
-        self._calls[-1].arguments += text
-
-    def complete_call(self) -> None:
-        if self._is_wanted():
-            self._snapshot.num_complete_calls += 1
-
-    def boundary(self) -> None:
-        if text := self.stops.flush():
-            self._content.append(text)
-
-    def take_content(self) -> str | None:
-        return _take(self._content)
-
-    def take_reasoning(self) -> str | None:
-        return _take(self._reasoning)
-
-    def take_calls(self) -> list[ToolCallDelta]:
-        if not self._calls:
-            return []
-        deltas = [piece.delta() for piece in self._calls]
-        self._calls.clear()
-        return deltas
-
-    def _is_wanted(self) -> bool:
-        """Whether the call that was begun last is one the client gets."""
-        limit = self._context.max_calls
-        return self.stops.hit is None and (limit is None or self._snapshot.num_calls <= limit)
-
-
-def _take(texts: list[str]) -> str | None:
-    if not texts:
-        return None
-    text = "".join(texts)
-    texts.clear()
-    return text or None
-
-
-@dataclass(slots=True)
-class _CallPiece:
-    index: int
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-
-    def delta(self) -> ToolCallDelta:
-        if not self.id:
-            return ToolCallDelta(index=self.index, function=FunctionCallDelta(arguments=self.arguments))
-        function = FunctionCallDelta(name=self.name, arguments=self.arguments)
-        return ToolCallDelta(index=self.index, id=self.id, type="function", function=function)
-
-
 def _detokenizer(prompt: list[int] | None, context: Context) -> Detokenizer:
     """A prompt that is not known is taken to end in whole, visible text."""
     return Detokenizer() if prompt is None else Detokenizer.after(prompt, context.tokenizer, context.skipped)
@@ -332,17 +246,6 @@ def _ending_token(choice: ChunkChoice) -> int:
     """
     ended = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
     return len(choice.token_ids) - 1 if ended else -1
-
-
-def _call_seed(request_id: str, prompt_token_ids: list[int], index: int) -> str:
-    """What call ids are made from: stable when a chunk is sent again, different for each turn of a conversation."""
-    digest = hashlib.blake2b(request_id.encode(), digest_size=16)
-    digest.update(array("q", [*prompt_token_ids, index]).tobytes())
-    return digest.hexdigest()
-
-
-def _call_id(seed: str, index: int) -> str:
-    return "chatcmpl-tool-" + hashlib.blake2b(f"{seed}-{index}".encode(), digest_size=16).hexdigest()
 
 
 def _belongs_to(snapshot: Snapshot, context: Context) -> bool:
