@@ -88,7 +88,8 @@ def test_chat_request(renderer: Renderer) -> None:
     [
         ({"max_tokens": 16}, 16),
         ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
-        ({"max_tokens": 10**9}, WINDOW - NUM_PROMPT),
+        ({"max_tokens": WINDOW - NUM_PROMPT}, WINDOW - NUM_PROMPT),
+        ({"max_tokens": None}, WINDOW - NUM_PROMPT),
         ({}, WINDOW - NUM_PROMPT),
     ],
 )
@@ -165,6 +166,8 @@ def test_offsets_only_when_asked_for(renderer: Renderer) -> None:
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": WINDOW}, "max_completion_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"seed": 2**64}, "seed"),
@@ -266,12 +269,19 @@ def test_harmless_fields_pass(renderer: Renderer, fields: dict[str, Any]) -> Non
 
 
 def test_too_long_names_window_prompt_and_limit(renderer: Renderer) -> None:
-    message = refused(complete, renderer, "a" * 3000).message
-    assert "3000" in message and "2048" in message and "2047" in message
+    for num_prompt, num_asked, param in ((3000, 5, "prompt"), (WINDOW, 1, "prompt"), (10, WINDOW - 9, "max_tokens")):
+        error = refused(complete, renderer, "a" * num_prompt, max_tokens=num_asked)
+        assert error.param == param
+        assert all(str(number) in error.message for number in (WINDOW, num_prompt, num_asked))
 
 
 def test_longest_prompt_leaves_one_token(renderer: Renderer) -> None:
-    assert complete(renderer, "a" * (WINDOW - 1), max_tokens=16)[0].sampling_params.max_tokens == 1
+    assert complete(renderer, "a" * (WINDOW - 1), max_tokens=None)[0].sampling_params.max_tokens == 1
+
+
+def test_default_of_the_model_fits_the_window(tmp_path: Path) -> None:
+    renderer = load(tmp_path, generation_config={"max_new_tokens": 100})
+    assert complete(renderer, "a" * (WINDOW - 9), max_tokens=None)[0].sampling_params.max_tokens == 9
 
 
 def test_model_names(renderer: Renderer, trusting: Renderer) -> None:

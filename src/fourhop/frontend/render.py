@@ -1,4 +1,7 @@
-"""Render: an OpenAI request becomes GenerateRequests, prompt ids and resolved parameters. Pure: no I/O, no clock."""
+"""Render: an OpenAI request becomes GenerateRequests, prompt ids and resolved parameters. Pure: no I/O, no clock.
+
+Control tokens that a user types in a message become the real ones, as they do with transformers and vLLM.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +156,7 @@ class Renderer:
         if num_tokens >= window:
             raise ClientError(
                 f"{param}: the prompt has {num_tokens} tokens; the model's maximum context length is {window} tokens, "
-                f"so a prompt may have at most {window - 1}",
+                f"and the request asks for {1 if asked_tokens is None else asked_tokens} more",
                 param=param,
             )
         return resolve(

@@ -25,14 +25,14 @@ def resolve(
     room: int,
     logprobs: int | None,
 ) -> SamplingParams:
-    """The request's parameters; `max_tokens` is always written: what was asked for, at most the `room` in the window.
+    """The request's parameters. `max_tokens` is always written: what was asked for, else the model's default, at most
+    the `room` that the prompt leaves in the window.
 
-    Values out of range are kept: `fourhop.tokens.limits` refuses them.
+    Values out of range, such as more tokens than there is room for, are kept: `fourhop.tokens.limits` refuses them.
     """
-    wanted = _first(asked_tokens, defaults.max_tokens, room)
     return SamplingParams(
         n=_first(request.n, 1),
-        max_tokens=min(wanted, room),
+        max_tokens=_first(asked_tokens, min(_first(defaults.max_tokens, room), room)),
         min_tokens=_first(request.min_tokens, 0),
         temperature=_first(request.temperature, defaults.temperature),
         top_p=_first(request.top_p, defaults.top_p),
