@@ -11,8 +11,9 @@ from msgspec import UNSET
 
 from fourhop.frontend.answers import Answer, completion_chunk_choice, usage_of
 from fourhop.frontend.derender import Delta
-from fourhop.frontend.generation import Generation, all_gains
+from fourhop.frontend.generation import Gain, Generation
 from fourhop.frontend.life import Life
+from fourhop.tokens.merge import merge
 from fourhop.wire import sse
 from fourhop.wire.generate import Usage
 from fourhop.wire.openai_completion import (
@@ -43,8 +44,8 @@ class Completion:
         """The answer in one piece. Raises FourhopError."""
         with self.life.watch():
             answers = [Answer() for _ in range(self._num_choices())]
-            async with aclosing(all_gains(self.generations)) as gains:
-                async for gain in gains:
+            async with aclosing(self._gains()) as gains:
+                async for _, gain in gains:
                     answers[gain.index].add(gain.delta)
             response = CompletionResponse(
                 id=self.request_id,
@@ -61,8 +62,8 @@ class Completion:
         """Deltas, finishes, usage if it was asked for, `[DONE]`. Raises FourhopError, at first or later."""
         with self.life.watch():
             new, finish = set(range(self._num_choices())), "failed"
-            async with aclosing(all_gains(self.generations)) as gains:
-                async for gain in gains:
+            async with aclosing(self._gains()) as gains:
+                async for _, gain in gains:
                     is_first = gain.index in new
                     if is_first or self._is_visible(gain.delta):
                         yield self._event(gain.index, gain.delta, is_first=is_first)
@@ -72,6 +73,10 @@ class Completion:
                 yield self._encode([], self._usage())
             self.life.end(finish)
             yield sse.DONE_EVENT
+
+    def _gains(self) -> AsyncGenerator[tuple[int, Gain], None]:
+        """Of all generations, as they come. Closing it ends them all, and so does the first error of one."""
+        return merge([generation.gains() for generation in self.generations])
 
     def _choice(self, index: int, answer: Answer) -> CompletionChoice:
         choice = answer.completion_choice(index, return_token_ids=self.request.return_token_ids)

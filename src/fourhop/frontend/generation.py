@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -92,40 +91,3 @@ class Generation:
             self.prompt_details = chunk.usage.prompt_tokens_details
         if chunk.kv_transfer_params is not None:
             self.kv_transfer_params = chunk.kv_transfer_params
-
-
-async def all_gains(generations: Sequence[Generation]) -> AsyncGenerator[Gain, None]:
-    """The gains of all generations as they come. The first error ends them all; so does closing this iterator."""
-    if len(generations) == 1:
-        async with aclosing(generations[0].gains()) as gains:
-            async for gain in gains:
-                yield gain
-        return
-    arrived: asyncio.Queue[Gain | Exception | None] = asyncio.Queue(len(generations))
-    readers = [asyncio.create_task(_read(generation, arrived)) for generation in generations]
-    try:
-        num_open = len(readers)
-        while num_open:
-            item = await arrived.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                num_open -= 1
-            else:
-                yield item
-    finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
-
-
-async def _read(generation: Generation, arrived: asyncio.Queue[Gain | Exception | None]) -> None:
-    """Carry one generation's gains, then its end (None) or its error, to the reader of them all."""
-    try:
-        async with aclosing(generation.gains()) as gains:
-            async for gain in gains:
-                await arrived.put(gain)
-    except Exception as error:  # raised again, unchanged, by the reader of the queue
-        await arrived.put(error)
-    else:
-        await arrived.put(None)

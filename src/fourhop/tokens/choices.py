@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import msgspec
 
+from fourhop.tokens.merge import merge
 from fourhop.tokens.server import total_usage
 from fourhop.wire.generate import GenerateChunk, GenerateRequest, Usage
 
 Chunks = AsyncGenerator[GenerateChunk, None]
-
-BACKLOG = 16
-"""Chunks of all choices together that may wait for the reader; beyond that the choices wait."""
 
 
 def choice_seed(seed: int, index: int) -> int:
@@ -55,46 +52,17 @@ async def merge_choices(streams: Sequence[Chunks]) -> Chunks:
     The first error of a choice ends the whole stream with that error. Whichever way it ends, every stream is closed
     before this one is.
     """
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for chunk in only:
-                yield chunk
-        return
-    arrived: asyncio.Queue[GenerateChunk | Exception | None] = asyncio.Queue(BACKLOG)
-    readers = [asyncio.create_task(_read(index, stream, arrived)) for index, stream in enumerate(streams)]
     usages: list[Usage] = []
     last: GenerateChunk | None = None
-    try:
-        remaining = len(readers)
-        while remaining:
-            item = await arrived.get()
-            if item is None:
-                remaining -= 1
-            elif isinstance(item, Exception):
-                raise item
-            elif item.usage is not None and not item.choices:
-                usages.append(item.usage)
-                last = item
+    async with aclosing(merge(streams)) as merged:
+        async for index, chunk in merged:
+            if chunk.usage is not None and not chunk.choices and len(streams) > 1:
+                usages.append(chunk.usage)
+                last = chunk
             else:
-                yield item
-    finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
+                yield _reindexed(chunk, index)
     if last is not None:
         yield msgspec.structs.replace(last, usage=total_usage(usages))
-
-
-async def _read(index: int, stream: Chunks, arrived: asyncio.Queue[GenerateChunk | Exception | None]) -> None:
-    """Carry one choice's chunks, then its end (None) or its error, to the reader of them all."""
-    try:
-        async with aclosing(stream) as chunks:
-            async for chunk in chunks:
-                await arrived.put(_reindexed(chunk, index))
-    except Exception as error:  # raised again, unchanged, by the reader of the queue
-        await arrived.put(error)
-    else:
-        await arrived.put(None)
 
 
 def _reindexed(chunk: GenerateChunk, index: int) -> GenerateChunk:
