@@ -328,10 +328,25 @@ def test_an_error_before_the_first_byte_keeps_its_status(folder: Path, error: An
     assert ("retry-after" in exchange.answer_headers) == (error.retry_after_s is not None)
 
 
-def test_a_refusal_from_below_names_the_clients_field(folder: Path) -> None:
-    error = ClientError("sampling_params.n: must be between 1 and 8, not 9", param="sampling_params.n")
-    body = answer(post(frontend(folder, script(stop_before=0, error=error)), CHAT, {"messages": MESSAGES}), 400)
-    assert (body["error"]["param"], body["error"]["message"]) == ("n", "n: must be between 1 and 8, not 9")
+@pytest.mark.parametrize(
+    ("path", "own"),
+    [
+        ("sampling_params.n", "n"),
+        ("sampling_params.logprobs", "top_logprobs"),
+        ("sampling_params.max_tokens", "max_completion_tokens"),
+        ("token_ids[7]", "messages"),
+        ("cache_salt", "cache_salt"),
+    ],
+)
+def test_a_refusal_from_below_names_the_clients_field(folder: Path, path: str, own: str) -> None:
+    app = frontend(folder, script(stop_before=0, error=ClientError(f"{path}: is too much", param=path)))
+    error = answer(post(app, CHAT, {"messages": MESSAGES, "max_completion_tokens": 1}), 400)["error"]
+    assert (error["param"], error["message"]) == (own, f"{own}: is too much")
+
+
+def test_a_refused_prompt_is_the_completions_prompt(folder: Path) -> None:
+    app = frontend(folder, script(stop_before=0, error=ClientError("token_ids: too long", param="token_ids")))
+    assert answer(post(app, COMPLETION, {"prompt": "a"}), 400)["error"]["param"] == "prompt"
 
 
 def test_a_later_error_is_an_event_then_done(folder: Path) -> None:

@@ -26,7 +26,7 @@ from fourhop.frontend.generation import Generation
 from fourhop.frontend.life import Life
 from fourhop.frontend.load import load_renderer
 from fourhop.frontend.metrics import FrontendMetrics
-from fourhop.frontend.render import Renderer
+from fourhop.frontend.render import Renderer, chat_names
 from fourhop.frontend.text_routes import text_routes
 from fourhop.frontend.workers import RenderWorkers
 from fourhop.service import (
@@ -119,7 +119,7 @@ class Frontend:
             )
             chat = Chat(
                 request=body,
-                generation=Generation(upstream, rendered, context, life),
+                generation=Generation(upstream, rendered, context, life, names=chat_names(body)),
                 life=life,
                 model=self.renderer.model.name,
                 created=int(self.now_s()),
@@ -145,8 +145,9 @@ class Frontend:
                     self.renderer.tokenizer,
                     eos_token_ids=self.renderer.model.eos_token_ids,
                 )
+                names = {"token_ids": "prompt"}
                 first = index * prompt.sampling_params.n
-                generations.append(Generation(upstream, prompt, context, life, first_index=first))
+                generations.append(Generation(upstream, prompt, context, life, names=names, first_index=first))
             completion = Completion(
                 request=body,
                 request_id=f"cmpl-{life.request_id}",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from fourhop.frontend.derender import Context, Delta, Derenderer
 from fourhop.frontend.life import Life
-from fourhop.frontend.render import for_engine
-from fourhop.tokens.limits import PARAMS
+from fourhop.frontend.render import for_engine, rename
 from fourhop.tokens.server import TokenServer
 from fourhop.wire.errors import FourhopError, PeerError
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, PromptTokensDetails
@@ -25,10 +24,20 @@ class Gain:
 
 
 class Generation:
-    """The stream of one GenerateRequest. After `gains` has ended its counts are those of the whole answer."""
+    """The stream of one GenerateRequest. After `gains` has ended its counts are those of the whole answer.
+
+    `names` are the client's for fields of the GenerateRequest, where they differ (`render.chat_names`).
+    """
 
     def __init__(
-        self, upstream: TokenServer, request: GenerateRequest, context: Context, life: Life, *, first_index: int = 0
+        self,
+        upstream: TokenServer,
+        request: GenerateRequest,
+        context: Context,
+        life: Life,
+        *,
+        names: Mapping[str, str],
+        first_index: int = 0,
     ) -> None:
         self.request = request
         self.num_tokens = 0
@@ -37,6 +46,7 @@ class Generation:
         self.kv_transfer_params: dict[str, Any] | None = None
         self._upstream = upstream
         self._life = life
+        self._names = names
         self._first_index = first_index
         self._derenderers = [Derenderer.start(context, index) for index in range(request.sampling_params.n)]
 
@@ -66,16 +76,13 @@ class Generation:
             raise PeerError("the token server ended its stream before every choice was finished")
 
     async def _chunks(self) -> AsyncGenerator[GenerateChunk, None]:
-        """Upstream's chunks. A refusal names fields of GenerateRequest; the client knows them without a prefix."""
+        """Upstream's chunks. A refusal names the client's own fields."""
         try:
             async with aclosing(self._upstream.generate(for_engine(self.request))) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except FourhopError as error:
-            prefix = f"{PARAMS}."
-            if error.param is not None and error.param.startswith(prefix):
-                error.param = error.param.removeprefix(prefix)
-                error.message = error.message.removeprefix(prefix)
+            rename(error, self._names)
             raise
 
     def _feed(self, choice: ChunkChoice) -> Delta:

@@ -19,7 +19,7 @@ from fourhop.frontend.sampling import chat_logprobs, check_chat, check_completio
 from fourhop.frontend.template import ChatTemplates
 from fourhop.frontend.tokenizer import Tokenizer
 from fourhop.tokens.limits import PARAMS, Limits, check_request
-from fourhop.wire.errors import ClientError, client_error
+from fourhop.wire.errors import ClientError, FourhopError, client_error
 from fourhop.wire.generate import GenerateRequest, SamplingParams
 from fourhop.wire.openai import SamplingRequest
 from fourhop.wire.openai_chat import ChatCompletionRequest
@@ -67,14 +67,7 @@ class Renderer:
             reasoning_ended=self._reasoning_ended(request, prompt.token_ids, kwargs),
             reasoning_parser_kwargs={"chat_template_kwargs": kwargs} if self.parsers.has_reasoning else None,
         )
-        self._check(
-            rendered,
-            {
-                "token_ids": "messages",
-                "logprobs": "top_logprobs",
-                "max_tokens": "max_completion_tokens" if uses_new_name else "max_tokens",
-            },
-        )
+        self._check(rendered, chat_names(request))
         return rendered
 
     def completion(self, request: CompletionRequest, request_id: str) -> list[GenerateRequest]:
@@ -219,9 +212,8 @@ class Renderer:
         try:
             check_request(for_engine(rendered), limits)
         except ClientError as error:
-            own = error.param or ""
-            param = _renamed(own, names)
-            raise ClientError(f"{param}: {error.message.removeprefix(f'{own}: ')}", param=param) from None
+            rename(error, names)
+            raise
 
 
 def for_engine(request: GenerateRequest) -> GenerateRequest:
@@ -234,14 +226,28 @@ class _WithPrompt(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int] | None = None
 
 
-def _renamed(param: str, names: Mapping[str, str]) -> str:
-    """The path of a GenerateRequest's field as that of the OpenAI field it came from."""
-    path = param.removeprefix(f"{PARAMS}.")
+def chat_names(request: ChatCompletionRequest) -> dict[str, str]:
+    """What fields of a GenerateRequest are called in the chat request that it came from, where that differs."""
+    return {
+        "token_ids": "messages",
+        "logprobs": "top_logprobs",
+        "max_tokens": "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens",
+    }
+
+
+def rename(error: FourhopError, names: Mapping[str, str]) -> None:
+    """Make an error about a GenerateRequest speak of the client's own field, in its path and its message."""
+    if error.param is None:
+        return
+    path = error.param.removeprefix(f"{PARAMS}.")
     for name, new in names.items():
         if path == name or path.startswith(f"{name}["):
-            # Ids that came from text have no index that a client could know.
-            return new if new == "messages" else new + path.removeprefix(name)
-    return path
+            # Ids that came from messages have no index that a client could know.
+            path = new if new == "messages" else new + path.removeprefix(name)
+            break
+    if error.message.startswith(f"{error.param}:"):
+        error.message = path + error.message.removeprefix(error.param)
+    error.param = path
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> dict[str, str | list[int]]:
