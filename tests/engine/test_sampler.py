@@ -308,6 +308,14 @@ def test_tokens_are_drawn_as_often_as_their_probabilities_say() -> None:
     assert chi_square(counts, expected) < 18.5  # 4 degrees of freedom, p = 0.001
 
 
+@pytest.mark.parametrize(("point", "token"), [(0.0, 1), (1.0 - 2.0**-53, 3)])
+def test_the_ends_of_the_interval_never_fall_on_a_forbidden_token(
+    monkeypatch: pytest.MonkeyPatch, point: float, token: int
+) -> None:
+    monkeypatch.setattr("fourhop.engine.sampler.uniform", lambda seed, position: point)
+    assert token_of([9.0, 0.1, 0.2, 0.3, 9.0], SamplingParams(allowed_token_ids=[1, 2, 3])) == token
+
+
 def chi_square(counts: npt.NDArray[np.int64], expected: npt.NDArray[np.float64]) -> float:
     return float((((counts - expected) ** 2) / expected).sum())
 
