@@ -58,13 +58,19 @@ class UpstreamConfig:
         return Timeouts(first_byte_s=self.first_chunk_timeout_s, idle_s=self.idle_timeout_s)
 
 
-async def run_serve(model: str, config: FrontendConfig, engine_config: EngineConfig, server: ServerConfig) -> None:
+async def run_serve(
+    model: str,
+    config: FrontendConfig,
+    transfer: KVTransferConfig | None,
+    engine_config: EngineConfig,
+    server: ServerConfig,
+) -> None:
     """One process: the frontend's token server is the engine itself, and its window is the engine's."""
     with service.bind(server) as listener:
         found = checkpoint.find(model)
         async with AsyncExitStack() as stack:
             name = (config.served_model_name or (model,))[0]
-            engine = await _open_engine(stack, engine_config, found, name, None)
+            engine = await _open_engine(stack, engine_config, found, name, transfer)
             from fourhop.engine.metrics import EngineCollector
 
             registry = CollectorRegistry()
@@ -130,6 +136,6 @@ async def _open_engine(
         from fourhop.engine.open import open_engine
     except ModuleNotFoundError as error:
         raise StartError(f"an engine needs {error.name}: pip install 'fourhop[engine]'") from None
-    with loading(found.name) as progress:
+    with loading(found.name.rpartition("/")[2]) as progress:
         opening = open_engine(config, found.folder, name=name, transfer=transfer, progress=progress)
         return await stack.enter_async_context(opening)
