@@ -92,6 +92,7 @@ def serve(
     model: Model = DEFAULT_MODEL,
     /,
     *,
+    kv_transfer_config: Transfer = None,
     frontend: FrontendConfig,
     engine: EngineConfig,
     server: ServerConfig,
@@ -99,10 +100,12 @@ def serve(
 ) -> None:
     """Serve a model from this one process: a frontend joined to an engine by a function call.
 
+    With `--kv-transfer-config` and `--allow-client-kv-transfer` a client may play the router: prefill here, decode there.
+
     Example: `fourhop serve Qwen/Qwen3-0.6B --reasoning-parser qwen3 --max-model-len 4096`
     """
     logs.configure(log.log_level)
-    service.run(run_serve(model, frontend, engine, server))
+    service.run(run_serve(model, frontend, kv_transfer_config, engine, server))
 
 
 @command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,6 +17,8 @@ from starlette.applications import Starlette
 
 from fourhop.service.config import ServerConfig
 from fourhop.wire.errors import StartError
+
+log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
 """Longer than our clients keep an idle connection, so that a server never closes one as a request arrives on it."""
@@ -102,6 +105,9 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for address in (listener.getsockname() for listener in sockets or []):
+            host = f"[{address[0]}]" if ":" in address[0] else address[0]
+            log.info("listening on http://%s:%d", host, address[1])
         if self._on_started is not None:
             self._on_started()
 
