@@ -100,7 +100,8 @@ def serve(
 ) -> None:
     """Serve a model from this one process: a frontend joined to an engine by a function call.
 
-    With `--kv-transfer-config` and `--allow-client-kv-transfer` a client may play the router: prefill here, decode there.
+    With `--kv-transfer-config` and `--allow-client-kv-transfer` a client may play the router: prefill here, decode
+    there.
 
     Example: `fourhop serve Qwen/Qwen3-0.6B --reasoning-parser qwen3 --max-model-len 4096`
     """
