@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from fourhop.kv.config import KVTransferConfig
-from fourhop.kv.connector import Connector, Pulled
+from fourhop.kv.connector import Connector, Progress, Pulled
 from fourhop.kv.connectors import open_connector
 from fourhop.kv.layout import BlockLayout, KVPool, runs
 from fourhop.wire.ticket import KVTicket
@@ -62,7 +62,7 @@ class Consumer:
     def time_pull(self, ticket: KVTicket, block_ids: list[int]) -> float:
         """Milliseconds from `pull` until the engine has the event."""
         started_s = time.perf_counter()
-        self.connector.pull(ticket, block_ids)
+        self.connector.pull(ticket, block_ids, [])
         assert self._arrived.acquire(timeout=WAIT_S)
         events = self.connector.poll()
         elapsed_ms = (time.perf_counter() - started_s) * 1e3
@@ -162,8 +162,9 @@ def publish(connector: Connector, block_ids: list[int], kind: str) -> list[KVTic
         num_tokens=NUM_TOKENS,
         block_ids=[block_ids],
     )
+    progress = Progress(block_ids, [], b"")
     names = [f"{kind} {number}" for number in range(NUM_ROUNDS + 1)]
-    return [connector.publish(msgspec.structs.replace(ticket, ticket_id=name)) for name in names]
+    return [connector.publish(msgspec.structs.replace(ticket, ticket_id=name), progress) for name in names]
 
 
 def serve_raw(listener: socket.socket) -> None:

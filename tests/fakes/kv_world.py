@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fourhop.kv.config import ConnectorOptions, KVTransferConfig
-from fourhop.kv.connector import Connector, Event, Notify, PullFailed
+from fourhop.kv.connector import Connector, Event, Notify, Progress, PullFailed, Renewed
 from fourhop.kv.connectors import open_connector
 from fourhop.kv.layout import BlockLayout, KVPool
-from fourhop.kv.pulls import OnStep, no_step
+from fourhop.kv.pulls import PRODUCTION, Conduct
 from fourhop.wire.ticket import KVTicket
 
 LAYOUT = BlockLayout(num_layers=3, num_kv_heads=2, head_dim=4, block_size=4, itemsize=4, num_blocks=16)
@@ -23,7 +23,7 @@ WAIT_S = 30.0
 
 class Open(Protocol):
     def __call__(
-        self, options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, on_step: OnStep
+        self, options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, conduct: Conduct
     ) -> Connector: ...
 
 
@@ -36,15 +36,34 @@ class Party:
     epoch: str
     notified: threading.Semaphore
     waiting: list[Event] = field(default_factory=list)
+    renewed: list[str] = field(default_factory=list)
 
-    def publish(self, ticket_id: str, block_ids: list[int]) -> KVTicket:
-        return self.connector.publish(make_ticket(ticket_id, block_ids, self.epoch))
+    def publish(self, ticket_id: str, block_ids: list[int], tail: bytes = b"") -> KVTicket:
+        """Publish a ticket whole."""
+        return self.progress(make_ticket(ticket_id, block_ids, self.epoch), len(block_ids), tail)
+
+    def progress(self, ticket: KVTicket, num_ready: int, tail: bytes | None = None) -> KVTicket:
+        """Publish a ticket as far as its first `num_ready` blocks."""
+        return self.connector.publish(ticket, Progress(ticket.block_ids[0][:num_ready], [], tail))
 
     def next_event(self) -> Event:
-        """The next event; each must have been announced by `notify`."""
+        """The next event but `Renewed`, which go to `renewed`; each must have been announced by `notify`."""
+        while True:
+            assert self.notified.acquire(timeout=WAIT_S), "no event"
+            self.waiting += self.connector.poll()
+            event = self.waiting.pop(0)
+            if not isinstance(event, Renewed):
+                return event
+            self.renewed.append(event.ticket_id)
+
+    def next_renewal(self) -> str:
+        """The ticket of the next event, which must be `Renewed`."""
         assert self.notified.acquire(timeout=WAIT_S), "no event"
         self.waiting += self.connector.poll()
-        return self.waiting.pop(0)
+        event = self.waiting.pop(0)
+        assert isinstance(event, Renewed), event
+        self.renewed.append(event.ticket_id)
+        return event.ticket_id
 
     def failure(self) -> str:
         """The cause of the next event, which must be a failed pull."""
@@ -54,8 +73,11 @@ class Party:
         return event.cause
 
     def is_quiet(self) -> bool:
-        """Nothing was announced or is there that was not looked at."""
-        return not self.notified.acquire(blocking=False) and not self.connector.poll() and not self.waiting
+        """Nothing was announced or is there that was not looked at, but `Renewed`."""
+        self.waiting += self.connector.poll()
+        while self.waiting and isinstance(self.waiting[0], Renewed):
+            self.next_renewal()
+        return not self.waiting and not self.notified.acquire(blocking=False)
 
 
 class World:
@@ -70,12 +92,12 @@ class World:
         epoch: str = "epoch-1",
         layout: BlockLayout = LAYOUT,
         options: ConnectorOptions = OPTIONS,
-        on_step: OnStep = no_step,
+        conduct: Conduct = PRODUCTION,
     ) -> Party:
         pool = KVPool(layout)
         pool.planes[:] = pattern(layout, salt=len(self._parties) + 1)
         notified = threading.Semaphore(0)
-        party = Party(self._open(options, pool, epoch, notified.release, on_step), pool, epoch, notified)
+        party = Party(self._open(options, pool, epoch, notified.release, conduct), pool, epoch, notified)
         self._parties.append(party)
         return party
 
@@ -88,9 +110,9 @@ class World:
 def world_of(name: str) -> World:
     """A world of a connector from the table."""
 
-    def open_named(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, on_step: OnStep) -> Connector:
+    def open_named(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, conduct: Conduct) -> Connector:
         config = KVTransferConfig(kv_connector=name, kv_connector_extra_config=options)
-        return open_connector(config, pool, epoch, notify, on_step=on_step)
+        return open_connector(config, pool, epoch, notify, conduct=conduct)
 
     return World(open_named)
 

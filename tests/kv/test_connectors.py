@@ -13,14 +13,14 @@ from fourhop.kv.connector import Connector, Notify
 from fourhop.kv.connectors import CONNECTORS
 from fourhop.kv.layout import KVPool
 from fourhop.kv.local import LocalConnector, LocalNetwork
-from fourhop.kv.pulls import OnStep
+from fourhop.kv.pulls import Conduct
 
 
 def local_world() -> World:
     network = LocalNetwork()
 
-    def open_local(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, on_step: OnStep) -> Connector:
-        return LocalConnector(network, options, pool, epoch, notify, on_step=on_step)
+    def open_local(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, conduct: Conduct) -> Connector:
+        return LocalConnector(network, options, pool, epoch, notify, conduct=conduct)
 
     return World(open_local)
 

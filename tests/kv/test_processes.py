@@ -14,6 +14,7 @@ import pytest
 
 from fakes.kv_world import LAYOUT, Party, World, num_bytes, pattern, world_of
 from fourhop.kv.connector import Pulled
+from fourhop.kv.pulls import Conduct
 from fourhop.wire.ticket import KVTicket
 
 PRODUCER = Path(__file__).parents[1] / "fakes" / "kv_producer.py"
@@ -74,7 +75,7 @@ def child(consumer: Party) -> Iterator[Child]:
 
 
 def pull_ok(consumer: Party, ticket: KVTicket) -> None:
-    consumer.connector.pull(ticket, [9, 4])
+    consumer.connector.pull(ticket, [9, 4], [])
     assert consumer.next_event() == Pulled(ticket.ticket_id, num_bytes(2))
     expected = pattern(LAYOUT, salt=1)[:, ticket.block_ids[0]]
     assert np.array_equal(consumer.pool.planes[:, [9, 4]], expected)
@@ -99,7 +100,7 @@ def test_killed_producer_is_unreachable_and_its_memory_goes(consumer: Party, chi
     foreign = mapped_pools() - own
     assert len(foreign) == (1 if consumer.connector.name == "shm" else 0)
     child.kill()
-    consumer.connector.pull(child.tickets[1], [9, 4])
+    consumer.connector.pull(child.tickets[1], [9, 4], [])
     assert consumer.failure() == "unreachable"
     assert not mapped_pools() & foreign
 
@@ -109,7 +110,7 @@ def test_producer_killed_during_the_pull_is_unreachable(world: World) -> None:
         if step == "claimed":
             victim.kill()
 
-    consumer = world.party("this process", on_step=kill)
+    consumer = world.party("this process", conduct=Conduct(on_step=kill))
     victim = Child(consumer.connector.name, 1)
-    consumer.connector.pull(victim.tickets[0], [9, 4])
+    consumer.connector.pull(victim.tickets[0], [9, 4], [])
     assert consumer.failure() == "unreachable"

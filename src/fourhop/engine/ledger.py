@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fourhop.engine.sampler import Sampled
 from fourhop.engine.sequence import Sequence
-from fourhop.kv.connector import Connector, Event, Released
+from fourhop.kv.connector import Connector, Progress, Pulled, PullFailed, Released, Renewed
 from fourhop.wire.ticket import FirstToken, KVTicket, hash_tokens
 
 
@@ -57,31 +57,39 @@ class HoldLedger:
             first_token=FirstToken(token.token_id, token.logprob),
         )
         self._deadlines_s[ticket.ticket_id] = now_s + self._lease_s
-        return self._connector.publish(ticket)
+        return self._connector.publish(ticket, Progress(list(sequence.blocks), names=[], tail=b""))
 
     def pull(self, ticket: KVTicket, block_ids: list[int], skip_blocks: int) -> None:
-        self._connector.pull(ticket, block_ids, skip_blocks)
+        self._connector.pull(ticket, block_ids, [], skip_blocks)
 
     def decline(self, ticket: KVTicket) -> None:
         """Claim a ticket without pulling anything, so that its producer frees the blocks."""
-        self._connector.pull(ticket, [], sum(len(group) for group in ticket.block_ids))
+        self._connector.pull(ticket, [], [], sum(len(group) for group in ticket.block_ids))
 
     def withdraw(self, ticket_id: str) -> None:
         """Make a ticket worthless. Its blocks may be reused when this returns."""
         self._deadlines_s.pop(ticket_id, None)
         self._connector.release(ticket_id)
 
-    def poll(self, now_s: float) -> list[Event]:
-        """The connector's news, and a `Released` for every ticket whose lease ended."""
-        events = self._connector.poll()
-        for event in events:
+    def poll(self, now_s: float) -> list[Pulled | PullFailed | Released]:
+        """What ended: the connector's news, and a `Released` for every ticket whose lease ran out."""
+        events: list[Pulled | PullFailed | Released] = []
+        for event in self._connector.poll():
+            if isinstance(event, Renewed):
+                self._renew(event.ticket_id, now_s)
+                continue
             if isinstance(event, Released):
                 self._deadlines_s.pop(event.ticket_id, None)
+            events.append(event)
         for ticket_id in [name for name, deadline in self._deadlines_s.items() if deadline <= now_s]:
             self.num_expired += 1
             self.withdraw(ticket_id)
             events.append(Released(ticket_id))
         return events
+
+    def _renew(self, ticket_id: str, now_s: float) -> None:
+        if ticket_id in self._deadlines_s:
+            self._deadlines_s[ticket_id] = now_s + self._lease_s
 
     def next_expiry_in_s(self, now_s: float) -> float | None:
         if not self._deadlines_s:

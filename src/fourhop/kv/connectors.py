@@ -7,24 +7,24 @@ from collections.abc import Callable
 from fourhop.kv.config import ConnectorOptions, KVTransferConfig
 from fourhop.kv.connector import Connector, Notify
 from fourhop.kv.layout import KVPool
-from fourhop.kv.pulls import OnStep, no_step
+from fourhop.kv.pulls import PRODUCTION, Conduct
 from fourhop.wire.errors import StartError
 
-Open = Callable[[ConnectorOptions, KVPool, str, Notify, OnStep], Connector]
+Open = Callable[[ConnectorOptions, KVPool, str, Notify, Conduct], Connector]
 
 
-def open_shm(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, on_step: OnStep) -> Connector:
+def open_shm(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, conduct: Conduct) -> Connector:
     from fourhop.kv.peer import PeerConnector
     from fourhop.kv.shm import ShmMover
 
-    return PeerConnector(ShmMover(pool), options, pool, epoch, notify, on_step=on_step)
+    return PeerConnector(ShmMover(pool), options, pool, epoch, notify, conduct=conduct)
 
 
-def open_tcp(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, on_step: OnStep) -> Connector:
+def open_tcp(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, conduct: Conduct) -> Connector:
     from fourhop.kv.peer import PeerConnector
     from fourhop.kv.tcp import TcpMover
 
-    return PeerConnector(TcpMover(pool), options, pool, epoch, notify, on_step=on_step)
+    return PeerConnector(TcpMover(pool), options, pool, epoch, notify, conduct=conduct)
 
 
 CONNECTORS: dict[str, Open] = {
@@ -35,10 +35,10 @@ CONNECTORS: dict[str, Open] = {
 
 
 def open_connector(
-    config: KVTransferConfig, pool: KVPool, epoch: str, notify: Notify, *, on_step: OnStep = no_step
+    config: KVTransferConfig, pool: KVPool, epoch: str, notify: Notify, *, conduct: Conduct = PRODUCTION
 ) -> Connector:
     """The connector that `--kv-transfer-config` names. Raises StartError."""
     if config.kv_connector not in CONNECTORS:
         known = ", ".join(CONNECTORS)
         raise StartError(f"unknown KV connector {config.kv_connector!r}; there are: {known}")
-    return CONNECTORS[config.kv_connector](config.kv_connector_extra_config, pool, epoch, notify, on_step)
+    return CONNECTORS[config.kv_connector](config.kv_connector_extra_config, pool, epoch, notify, conduct)

@@ -5,13 +5,22 @@ One connection per pull:
     consumer                       producer
     Claim           ──▶            checks boot id, ticket, geometry; the ticket is used from here on
                     ◀──            Granted (or Refused, and the end)
-      ... the bytes move, as the connector likes ...
+                    ◀──            Ready: blocks that are ready, the bytes of which may follow
+      ... the consumer has copied them ...
+    More            ──▶            waits until there are more
+                    ◀──            Ready, and so on until the one with the tail (or Refused)
     Release         ──▶            is the ticket still held? then its blocks are the engine's again
-                    ◀──            Released (or Refused)
+                    ◀──            Confirmed (or Refused)
+
+A Ready takes all that became ready while the consumer copied. One without blocks says that the producer lives; it comes
+every `keep_alive_s`, so neither side waits for a dead one. When the connection of a claim ends early the producer ends
+the ticket too, because nobody else may claim it.
+
+Renew and Decline are notes: connections of one message, without an answer.
 
 A frame is a length (4 bytes, big-endian) and a msgpack map whose `type` names the message; unknown fields are ignored,
-so messages can gain optional ones. A connection lives for at most one pull's time on either side, and whatever is wrong
-with one ends that one only.
+so messages can gain optional ones. Each side waits for the other for at most its own timeout, and whatever is wrong
+with a connection ends that one only.
 """
 
 from __future__ import annotations
@@ -19,7 +28,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -27,7 +36,7 @@ import msgspec
 
 from fourhop.kv.connector import CAUSES, PullError
 
-VERSION = 1
+VERSION = 2
 MAX_REQUEST_BYTES = 64 * 2**10
 MAX_ANSWER_BYTES = 8 * 2**20
 """An answer may carry the block list of a prompt of millions of tokens. A longer frame is never read."""
@@ -49,17 +58,23 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, tag="claim"):
 
 
 class SharedMemory(msgspec.Struct, frozen=True):
-    """A pool as a file of a process: descriptor `fd` of `pid`, which is the file `inode`, and the blocks to read."""
+    """A pool as a file of a process: descriptor `fd` of `pid`, which is the file `inode`."""
 
     pid: int
     fd: int
     inode: int
     pool_blocks: int
-    block_ids: list[int]
 
 
 class Granted(msgspec.Struct, frozen=True, tag="granted"):
     memory: SharedMemory | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The next blocks of the claim are final, these of the producer's; with the last ones comes the ticket's tail."""
+
+    block_ids: list[int]
+    tail: bytes | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -67,41 +82,70 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
+class More(msgspec.Struct, frozen=True, tag="more"):
+    """The blocks so far are copied."""
+
+
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """The bytes are in; may they be trusted?"""
+    """All bytes are in; may they be trusted?"""
 
 
 class Confirmed(msgspec.Struct, frozen=True, tag="confirmed"):
     """They were valid to the end."""
 
 
-Request = TypeVar("Request", Claim, Release)
-Answer = TypeVar("Answer", Granted, Confirmed)
+class Renew(msgspec.Struct, frozen=True, tag="renew"):
+    """The consumer will come for this ticket later."""
+
+    ticket_id: str
+    epoch: str
+
+
+class Decline(msgspec.Struct, frozen=True, tag="decline"):
+    """The consumer wants this ticket no more."""
+
+    ticket_id: str
+    epoch: str
+
+
+Opening = Claim | Renew | Decline
+Request = TypeVar("Request", More, Release)
+Answer = TypeVar("Answer", Granted, Ready, Confirmed)
 
 
 class Channel:
-    """A connected socket that speaks frames and raw bytes until `deadline_s` (monotonic).
+    """A connected socket that speaks frames and raw bytes, and waits for its peer for at most `timeout_s` at a time.
 
-    Raises TimeoutError at the deadline, ConnectionError when the peer is gone, msgspec.DecodeError for nonsense.
+    A frame must be there whole within that time; of raw bytes, some. Raises TimeoutError, ConnectionError when the peer
+    is gone, msgspec.DecodeError for nonsense.
     """
 
-    def __init__(self, sock: socket.socket, deadline_s: float) -> None:
+    def __init__(self, sock: socket.socket, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._sock = sock
-        self._deadline_s = deadline_s
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._deadline_s = clock() + timeout_s
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def connect(self, host: str, port: int) -> None:
+        self._arm()
+        self._sock.connect((host, port))
 
     def send(self, message: msgspec.Struct) -> None:
         frame = msgspec.msgpack.encode(message)
         self.send_buffers([memoryview(struct.pack(">I", len(frame)) + frame)])
 
-    def receive(self, kind: type[Request]) -> Request:
-        """Producer: the next frame, which must be a `kind`."""
-        return msgspec.msgpack.decode(self._frame(MAX_REQUEST_BYTES), type=kind)
+    def receive_opening(self) -> Opening:
+        """Producer: the first frame."""
+        return msgspec.msgpack.decode(self._frame(MAX_REQUEST_BYTES), type=Opening)
 
-    def ask(self, message: msgspec.Struct, kind: type[Answer]) -> Answer:
-        """Consumer: send a message and wait for its answer. Raises PullError when that is a refusal."""
-        self.send(message)
-        answer = msgspec.msgpack.decode(self._frame(MAX_ANSWER_BYTES), type=Granted | Confirmed | Refused)
+    def receive(self, kind: type[Request]) -> None:
+        """Producer: the next frame, which must be a `kind`."""
+        msgspec.msgpack.decode(self._frame(MAX_REQUEST_BYTES), type=kind)
+
+    def expect(self, kind: type[Answer]) -> Answer:
+        """Consumer: the next frame, which must be a `kind`. Raises PullError when it is a refusal."""
+        answer = msgspec.msgpack.decode(self._frame(MAX_ANSWER_BYTES), type=Granted | Ready | Confirmed | Refused)
         if isinstance(answer, Refused):
             cause = answer.cause if answer.cause in CAUSES else "protocol"
             raise PullError(cause, answer.message[:MAX_MESSAGE_CHARS])
@@ -109,12 +153,17 @@ class Channel:
             raise msgspec.DecodeError(f"{type(answer).__name__} where {kind.__name__} was due")
         return answer
 
+    def ask(self, message: msgspec.Struct, kind: type[Answer]) -> Answer:
+        """Consumer: send a message and expect its answer."""
+        self.send(message)
+        return self.expect(kind)
+
     def send_buffers(self, buffers: Iterable[memoryview]) -> None:
         """Gather buffers of bytes into the stream, without joining them."""
         for batch in batches(buffers):
             pending = batch
             while pending:
-                self._arm()
+                self._restart()
                 pending = after(pending, self._sock.sendmsg(pending))
 
     def receive_into(self, buffers: Iterable[memoryview]) -> None:
@@ -122,30 +171,41 @@ class Channel:
         for batch in batches(buffers):
             pending = batch
             while pending:
-                self._arm()
-                num_bytes = self._sock.recvmsg_into(pending)[0]
-                if not num_bytes:
-                    raise ConnectionError("the connection was closed")
-                pending = after(pending, num_bytes)
+                self._restart()
+                pending = after(pending, self._receive_some(pending))
 
-    def check_deadline(self) -> None:
-        """Raises TimeoutError past the deadline."""
-        if time.monotonic() >= self._deadline_s:
-            raise TimeoutError
+    def _restart(self) -> None:
+        """Grant the peer the full time again, from here on."""
+        self._deadline_s = self._clock() + self._timeout_s
+        self._arm()
 
     def _arm(self) -> None:
-        self.check_deadline()
-        self._sock.settimeout(max(0.001, self._deadline_s - time.monotonic()))
+        left_s = self._deadline_s - self._clock()
+        if left_s <= 0:
+            raise TimeoutError
+        self._sock.settimeout(max(0.001, left_s))
+
+    def _receive_some(self, buffers: list[memoryview]) -> int:
+        num_bytes = self._sock.recvmsg_into(buffers)[0]
+        if not num_bytes:
+            raise ConnectionError("the connection was closed")
+        return num_bytes
 
     def _frame(self, max_bytes: int) -> bytearray:
-        head = bytearray(4)
-        self.receive_into([memoryview(head)])
-        (num_bytes,) = struct.unpack(">I", head)
+        self._restart()
+        (num_bytes,) = struct.unpack(">I", self._exactly(4))
         if not 0 < num_bytes <= max_bytes:
             raise msgspec.DecodeError(f"a frame of {num_bytes} bytes")
-        body = bytearray(num_bytes)
-        self.receive_into([memoryview(body)])
-        return body
+        return self._exactly(num_bytes)
+
+    def _exactly(self, num_bytes: int) -> bytearray:
+        """The next bytes, before the deadline."""
+        data = bytearray(num_bytes)
+        pending = [memoryview(data)]
+        while pending:
+            self._arm()
+            pending = after(pending, self._receive_some(pending))
+        return data
 
 
 def batches(buffers: Iterable[memoryview]) -> Iterator[list[memoryview]]:

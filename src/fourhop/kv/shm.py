@@ -28,25 +28,22 @@ class ShmMover:
         self._pool = pool
         self._mappings = Mappings()
 
-    def grant(self, block_ids: list[int]) -> Granted:
+    def grant(self) -> Granted:
         fd = self._pool.fileno()
-        return Granted(SharedMemory(os.getpid(), fd, os.fstat(fd).st_ino, self._pool.layout.num_blocks, block_ids))
+        return Granted(SharedMemory(os.getpid(), fd, os.fstat(fd).st_ino, self._pool.layout.num_blocks))
 
     def send(self, channel: Channel, block_ids: list[int]) -> None:
         """Nothing: the consumer reads."""
 
-    def receive(self, channel: Channel, granted: Granted, block_ids: list[int]) -> None:
+    def receive(self, channel: Channel, granted: Granted, source: list[int], target: list[int]) -> None:
         memory = granted.memory
-        if memory is None or len(memory.block_ids) != len(block_ids):
-            raise PullError("protocol", "the producer granted other blocks than were asked for")
-        if not all(0 <= block_id < memory.pool_blocks for block_id in memory.block_ids):
+        if memory is None or not all(0 <= block_id < memory.pool_blocks for block_id in source):
             raise PullError("protocol", "the producer granted blocks outside its pool")
-        if not block_ids:
+        if not source:
             return
-        source = self._mappings.find(memory, replace(self._pool.layout, num_blocks=memory.pool_blocks))
-        for src, dst, length in runs(memory.block_ids, block_ids):
-            channel.check_deadline()
-            np.copyto(self._pool.planes[:, dst : dst + length], source[:, src : src + length])
+        planes = self._mappings.find(memory, replace(self._pool.layout, num_blocks=memory.pool_blocks))
+        for src, dst, length in runs(source, target):
+            np.copyto(self._pool.planes[:, dst : dst + length], planes[:, src : src + length])
 
     def prune(self) -> None:
         self._mappings.prune()

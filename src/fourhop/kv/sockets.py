@@ -7,7 +7,6 @@ import ipaddress
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -18,7 +17,7 @@ from fourhop.wire.errors import StartError
 
 logger = logging.getLogger(__name__)
 
-MAX_CONVERSATIONS = 64
+MAX_CONVERSATIONS = 512
 """Connections served at once; more wait in the listener's backlog."""
 
 ACCEPT_PAUSE_S = 0.05
@@ -53,18 +52,7 @@ class OpenSockets:
         self._closed = True
         with self._lock:
             for sock in self._open:
-                with contextlib.suppress(OSError):  # not connected, or the peer was quicker
-                    sock.shutdown(socket.SHUT_RDWR)
-
-    @contextlib.contextmanager
-    def connect(self, host: str, port: int, deadline_s: float) -> Iterator[Channel]:
-        """A channel to a peer. `host` is an IP address: looking a name up could outlast any deadline."""
-        sock = socket.socket(family_of(host, port), socket.SOCK_STREAM)
-        with self.holding(sock):
-            sock.settimeout(max(0.001, deadline_s - time.monotonic()))
-            sock.connect((host, port))
-            self.check()
-            yield Channel(sock, deadline_s)
+                shut(sock)
 
 
 class Listener:
@@ -114,7 +102,7 @@ class Listener:
     def _serve(self, sock: socket.socket) -> None:
         try:
             with self._sockets.holding(sock):
-                self._converse(Channel(sock, time.monotonic() + self._timeout_s))
+                self._converse(Channel(sock, self._timeout_s))
         except (OSError, msgspec.DecodeError) as error:
             logger.info("a conversation on KV port %d ended early: %s", self.port, error)
         finally:
@@ -141,12 +129,19 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def family_of(host: str, port: int) -> socket.AddressFamily:
-    """Raises PullError when a ticket's host and port are no address."""
+def shut(sock: socket.socket) -> None:
+    """Wake whoever waits for this socket with a ConnectionError."""
+    with contextlib.suppress(OSError):  # not connected, or the peer was quicker
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def socket_for(host: str, port: int) -> socket.socket:
+    """An unconnected socket for an address. Raises PullError when it is none; looking a name up could outlast any
+    timeout, so a host is an IP address."""
     try:
         version = ipaddress.ip_address(host).version
     except ValueError:
         raise PullError("unreachable", "the ticket's host is not an IP address") from None
     if not 0 < port < 2**16:
         raise PullError("unreachable", f"the ticket's port is {port}")
-    return socket.AF_INET if version == 4 else socket.AF_INET6
+    return socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_STREAM)

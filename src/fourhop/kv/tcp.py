@@ -12,7 +12,8 @@ from fourhop.kv.layout import BlockLayout, KVPool, runs
 
 
 class TcpMover:
-    """The stream is, for each plane, the blocks in ticket order; where they lie on either side does not show in it."""
+    """After each Ready comes, for each plane, its blocks in ticket order; where those lie on either side does not
+    show."""
 
     name = "tcp"
 
@@ -20,14 +21,14 @@ class TcpMover:
         self._layout = pool.layout
         self._memory = pool.planes.reshape(-1).data
 
-    def grant(self, block_ids: list[int]) -> Granted:
+    def grant(self) -> Granted:
         return Granted()
 
     def send(self, channel: Channel, block_ids: list[int]) -> None:
         channel.send_buffers(stretches(self._memory, self._layout, block_ids))
 
-    def receive(self, channel: Channel, granted: Granted, block_ids: list[int]) -> None:
-        channel.receive_into(stretches(self._memory, self._layout, block_ids))
+    def receive(self, channel: Channel, granted: Granted, source: list[int], target: list[int]) -> None:
+        channel.receive_into(stretches(self._memory, self._layout, target))
 
     def prune(self) -> None:
         """Nothing is kept."""
