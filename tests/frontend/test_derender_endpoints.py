@@ -37,6 +37,7 @@ def served(reasoning: str | None = "qwen3", tool: str | None = "hermes") -> Serv
         tokenizer=toy(),
         parsers=find(reasoning, tool, toy()),
         limits=Limits(max_model_len=512, vocab_size=VOCAB_SIZE, max_num_choices=8, max_logprobs=2),
+        prompt_of=lambda request: [*PROMPT, THINK] if request.messages[-1]["content"] == "think" else PROMPT,
         eos_token_ids=eos,
     )
 
@@ -294,7 +295,7 @@ def test_bad_bodies_are_named(body: dict[str, Any], param: str) -> None:
     with pytest.raises(ClientError) as caught:
         chat(**body)
     assert (caught.value.status, caught.value.param) == (400, param)
-    assert whole(generate_response=response(choice(encode("ok</s>")))).choices[0].message.reasoning == "ok"
+    assert whole(generate_response=response(choice(encode("ok</s>")))).choices[0].message.content == "ok"
 
 
 @pytest.mark.parametrize(
@@ -396,3 +397,13 @@ def test_bad_completion_bodies_are_named(body: dict[str, Any], param: str) -> No
     with pytest.raises(ClientError) as caught:
         completion(**body)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(("message", "expected"), [("think", ("abc", None)), ("hi", (None, "abc"))])
+def test_without_prompt_ids_the_chat_itself_tells_how_the_prompt_ends(
+    message: str, expected: tuple[str | None, str | None]
+) -> None:
+    request = {"messages": [{"role": "user", "content": message}]}
+    answer = whole(chat_request=request, generate_response=response(choice(encode("abc"), "length")))
+    got = answer.choices[0].message
+    assert (got.reasoning, got.content) == expected

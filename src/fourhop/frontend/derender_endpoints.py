@@ -42,12 +42,16 @@ from fourhop.wire.openai_completion import (
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """The model whose tokens are derendered, and the limits that bodies are held to."""
+    """The model whose tokens are derendered, and the limits that bodies are held to.
+
+    `prompt_of` renders a chat again, where a client did not send the prompt and its end decides how to parse.
+    """
 
     model: Model
     tokenizer: Tokenizer
     parsers: Parsers
     limits: Limits
+    prompt_of: Callable[[ChatCompletionRequest], list[int]]
     eos_token_ids: frozenset[int] = frozenset()
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -81,7 +85,8 @@ def _chat_response(
 ) -> ChatCompletionResponse:
     checks.response(generated, "generate_response", served.limits)
     prompt = checks.prompt_ids(body.prompt_token_ids, "prompt_token_ids", served.limits)
-    context = _chat_context(body, prompt, generated.request_id, served)
+    start = _rendered_prompt(body, served) if prompt is None else prompt
+    context = _chat_context(body, start, generated.request_id, served)
     answers = {choice.index: _answer(context, choice) for choice in generated.choices}
     returns_ids = body.chat_request is not None and body.chat_request.return_token_ids
     return ChatCompletionResponse(
@@ -267,6 +272,14 @@ def _chat_context(body: ChatDerenderRequest, prompt: list[int] | None, request_i
             request_id=request_id,
             default_chat_template_kwargs=served.default_chat_template_kwargs,
         )
+
+
+def _rendered_prompt(body: ChatDerenderRequest, served: Served) -> list[int] | None:
+    """The prompt of a chat whose answer begins inside or outside of thinking, as the prompt's end says."""
+    if body.chat_request is None or not served.parsers.has_reasoning:
+        return None
+    with _inside("chat_request"):
+        return served.prompt_of(body.chat_request)
 
 
 def _completion_context(body: CompletionDerenderRequest, prompt: list[int] | None, served: Served) -> Context:

@@ -144,6 +144,7 @@ def _served(renderer: Renderer) -> Served:
             max_num_choices=renderer.config.max_num_choices,
             max_logprobs=renderer.config.max_logprobs,
         ),
+        prompt_of=lambda request: renderer.chat_prompt(request).token_ids,
         eos_token_ids=renderer.model.eos_token_ids,
         default_chat_template_kwargs=renderer.config.default_chat_template_kwargs,
     )
