@@ -46,17 +46,21 @@ def split_choices(request: GenerateRequest) -> list[GenerateRequest]:
     ]
 
 
-async def merge_choices(streams: Sequence[Chunks]) -> Chunks:
+def merge_choices(streams: Sequence[Chunks]) -> Chunks:
     """One stream of all choices: stream i's chunks get index i, and one usage chunk of all of them comes last.
 
     The first error of a choice ends the whole stream with that error. Whichever way it ends, every stream is closed
     before this one is.
     """
+    return streams[0] if len(streams) == 1 else _merged_choices(streams)
+
+
+async def _merged_choices(streams: Sequence[Chunks]) -> Chunks:
     usages: list[Usage] = []
     last: GenerateChunk | None = None
     async with aclosing(merge(streams)) as merged:
         async for index, chunk in merged:
-            if chunk.usage is not None and not chunk.choices and len(streams) > 1:
+            if chunk.usage is not None and not chunk.choices:
                 usages.append(chunk.usage)
                 last = chunk
             else:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import aiohttp
 import msgspec
 
-from fourhop.tokens.connection import Timeouts, call, peer_errors, request_headers
+from fourhop.tokens.connection import Answer, Session, Timeouts, call, request_headers
 from fourhop.wire import sse
 from fourhop.wire.errors import ErrorBody, PeerError, PeerRefused
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, StreamOptions, Usage
@@ -29,7 +27,7 @@ class RemoteTokenServer:
     def __init__(
         self,
         url: str,
-        session: aiohttp.ClientSession,
+        session: Session,
         *,
         timeouts: Timeouts | None = None,
         api_key: str | None = None,
@@ -47,35 +45,27 @@ class RemoteTokenServer:
             self.url + GENERATE_PATH,
             timeouts=self._timeouts,
             body=_encode(request),
-            headers=self._headers | ({"X-Request-Id": request.request_id} if request.request_id else {}),
-        ) as response:
-            if response.content_type != sse.CONTENT_TYPE:
-                raise PeerError(f"{self.url} answered with {response.content_type}, not with a stream")
+            headers=self._headers_of(request),
+        ) as answer:
+            if answer.content_type != sse.CONTENT_TYPE:
+                raise PeerError(f"{self.url} answered with {answer.content_type or 'no type'}, not with a stream")
             decoder, missing = sse.SSEDecoder(), _Missing(request)
-            while data := await self._read(response, self._timeouts.idle_s):
+            while data := await answer.read():
                 for event in decoder.feed(data):
                     if event == sse.DONE:
                         missing.expect_nothing(self.url)
-                        await self._read_end(response)
+                        await _read_end(answer)
                         return
                     chunk = self._chunk(event, request.request_id)
                     missing.note(chunk)
                     yield chunk
             raise PeerError(f"{self.url} ended the stream {'early' if decoder.close() else 'inside an event'}")
 
-    async def _read(self, response: aiohttp.ClientResponse, timeout_s: float) -> bytes:
-        """What has arrived, at least one byte; nothing at the end."""
-        with peer_errors(self.url):
-            async with asyncio.timeout(timeout_s):
-                return await response.content.readany()
-
-    async def _read_end(self, response: aiohttp.ClientResponse) -> None:
-        """Read the end of a complete answer, so that its connection can be used again."""
-        try:
-            while not response.content.at_eof():
-                await self._read(response, STREAM_END_S)
-        except PeerError:
-            return
+    def _headers_of(self, request: GenerateRequest) -> dict[str, str]:
+        """An id that is no header value travels in the body alone, where any text may stand."""
+        if request.request_id.isascii() and request.request_id.isprintable() and request.request_id:
+            return {**self._headers, "X-Request-Id": request.request_id}
+        return self._headers
 
     def _chunk(self, data: bytes, request_id: str) -> GenerateChunk:
         try:
@@ -92,6 +82,15 @@ class RemoteTokenServer:
             kv_transfer_params=event.kv_transfer_params,
             moments=event.moments,
         )
+
+
+async def _read_end(answer: Answer) -> None:
+    """Read the end of a complete answer, so that its connection can be used again."""
+    try:
+        while await answer.read(STREAM_END_S):
+            pass
+    except PeerError:
+        return
 
 
 class _ErrorEvent(msgspec.Struct):

@@ -1,27 +1,28 @@
-"""HTTP to a peer: pooled connections that are safe to reuse, and every way a call can fail as a FourhopError."""
+"""Calls to a peer: pooled connections that are safe to reuse, and every way a call can fail as a FourhopError."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Container, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+import ssl
+from collections.abc import AsyncIterator, Container
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
+from functools import lru_cache
+from typing import Self
+from urllib.parse import urlsplit
 
-import aiohttp
-
+from fourhop.tokens.http import Connection
 from fourhop.wire.errors import PeerError, PeerTimeout, error_from_body
 
 MAX_ERROR_BYTES = 64 * 1024
-READ_BUFFER_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
 class Timeouts:
     """How long to wait for a peer, in seconds. Every wait is bounded.
 
-    `first_byte_s` is from sending the request to the first bytes of the answer; a server that commits to a status
-    only with its first token queues and prefills within it. `idle_s` is between any two reads after that.
+    `first_byte_s` is from sending the request to the head of the answer; a server that commits to a status only with
+    its first token queues and prefills within it. `idle_s` is between any two reads after that.
     """
 
     connect_s: float = 3.0
@@ -34,51 +35,153 @@ class Timeouts:
                 raise ValueError(f"{name} must be a positive number of seconds, not {getattr(self, name)}")
 
 
-def open_session(*, pool_idle_s: float = 2.0) -> aiohttp.ClientSession:
-    """A session for calls to peers, to be made inside the event loop and closed by its maker.
+@dataclass(frozen=True)
+class Origin:
+    """Where a peer listens."""
 
-    Idle connections are dropped after `pool_idle_s`, well before uvicorn's (and so vLLM's) five seconds, so that a
-    request seldom meets a connection that the other end is closing; `call` handles the rest.
+    host: str
+    port: int
+    is_secure: bool
+
+    def __str__(self) -> str:
+        return f"{'https' if self.is_secure else 'http'}://{self.host}:{self.port}"
+
+
+@lru_cache(maxsize=1024)
+def split_url(url: str) -> tuple[Origin, str]:
+    """A URL as its origin and its path. Raises ValueError for what is not http or https."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"not an http URL: {url}")
+    is_secure = parts.scheme == "https"
+    return Origin(parts.hostname, parts.port or (443 if is_secure else 80), is_secure), parts.path or "/"
+
+
+class Session:
+    """The idle connections to all peers. Use it as an async context manager, inside the event loop that it is for.
+
+    A connection is dropped after `pool_idle_s` without use, well before uvicorn's (and so vLLM's) five seconds, so that
+    a request seldom meets a connection that the other end is closing; `call` handles the rest.
     """
-    return _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=pool_idle_s))
+
+    def __init__(self, pool_idle_s: float) -> None:
+        self._pool_idle_s = pool_idle_s
+        self._idle: dict[Origin, list[tuple[float, Connection]]] = {}
+        self._open: set[Connection] = set()
+        self._tls: ssl.SSLContext | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for connection in self._open:
+            connection.close()
+        self._open.clear()
+        self._idle.clear()
+        await asyncio.sleep(0)  # transports close in the loop's next turn
+
+    def take_idle(self, origin: Origin) -> Connection | None:
+        """The connection that was used last, if it can still be used."""
+        idle = self._idle.get(origin)
+        oldest_s = asyncio.get_running_loop().time() - self._pool_idle_s
+        while idle:
+            since_s, connection = idle.pop()
+            if connection.is_reusable and since_s > oldest_s:
+                return connection
+            self._drop(connection)
+        return None
+
+    async def connect(self, origin: Origin, timeout_s: float) -> Connection:
+        """A new connection. Raises OSError or TimeoutError."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(timeout_s):
+            _, connection = await loop.create_connection(
+                Connection, origin.host, origin.port, ssl=self._tls_context() if origin.is_secure else None
+            )
+        self._open.add(connection)
+        return connection
+
+    def give_back(self, origin: Origin, connection: Connection) -> None:
+        """After an exchange: keep the connection if another can follow, else close it, which tells the peer to stop."""
+        if not connection.is_reusable:
+            self._drop(connection)
+            return
+        loop = asyncio.get_running_loop()
+        idle = self._idle.setdefault(origin, [])
+        if not idle:
+            loop.call_later(self._pool_idle_s, self._sweep, origin)
+        idle.append((loop.time(), connection))
+
+    def _sweep(self, origin: Origin) -> None:
+        """Close what was idle for too long; comes again while there is something idle."""
+        loop = asyncio.get_running_loop()
+        oldest_s = loop.time() - self._pool_idle_s
+        idle = self._idle.get(origin, [])
+        for _, connection in [entry for entry in idle if entry[0] <= oldest_s]:
+            self._drop(connection)
+        idle[:] = [entry for entry in idle if entry[0] > oldest_s]
+        if idle:
+            loop.call_later(self._pool_idle_s, self._sweep, origin)
+
+    def _drop(self, connection: Connection) -> None:
+        connection.close()
+        self._open.discard(connection)
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
 
 
-def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(_note_reuse)
-    return aiohttp.ClientSession(
-        connector=connector,
-        trace_configs=[trace],
-        cookie_jar=aiohttp.DummyCookieJar(),
-        read_bufsize=READ_BUFFER_BYTES,
-        skip_auto_headers=("User-Agent", "Accept-Encoding"),
-    )
+def open_session(*, pool_idle_s: float = 2.0) -> Session:
+    """The connections for calls to peers; `async with` closes them."""
+    return Session(pool_idle_s)
 
 
-@dataclass
-class _Attempt:
-    reused: bool = False
+class Answer:
+    """A peer's answer: its status and headers, and its body as it arrives."""
 
+    def __init__(self, connection: Connection, origin: Origin, idle_s: float) -> None:
+        self._connection = connection
+        self._origin = origin
+        self._idle_s = idle_s
+        self.status = connection.status
+        self.headers = connection.headers
 
-async def _note_reuse(
-    session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceConnectionReuseconnParams
-) -> None:
-    attempt = context.trace_request_ctx
-    if isinstance(attempt, _Attempt):
-        attempt.reused = True
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def is_complete(self) -> bool:
+        return self._connection.is_complete
+
+    async def read(self, timeout_s: float | None = None) -> bytes:
+        """What has arrived, at least one byte; nothing at the end. Raises PeerTimeout or PeerError."""
+        try:
+            return await self._connection.read(self._idle_s if timeout_s is None else timeout_s)
+        except (OSError, TimeoutError) as error:
+            raise _peer_error(error, self._origin) from error
+
+    async def read_all(self, limit: int | None = None) -> bytes:
+        """The body up to its end, or its first `limit` bytes and what came with them."""
+        body = bytearray()
+        while (limit is None or len(body) < limit) and (data := await self.read()):
+            body += data
+        return bytes(body)
 
 
 @asynccontextmanager
 async def call(
-    session: aiohttp.ClientSession,
+    session: Session,
     method: str,
     url: str,
     *,
     timeouts: Timeouts,
-    body: bytes | None = None,
+    body: bytes = b"",
     headers: dict[str, str] | None = None,
     accepted: Container[int] = (200,),
-) -> AsyncIterator[aiohttp.ClientResponse]:
+) -> AsyncIterator[Answer]:
     """The answer to a request, its status and headers read; an answer of another than an accepted status raises.
 
     A connection that breaks before any byte of the answer, and that had been used before, was closed by the peer
@@ -87,53 +190,73 @@ async def call(
 
     Raises PeerRefused with the peer's own error, PeerTimeout, or PeerError.
     """
-    attempt = _Attempt()
-    async with AsyncExitStack() as stack:
-        with peer_errors(url):
-            try:
-                response = await _send(session, method, url, timeouts, body, headers, attempt)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                if not attempt.reused:
-                    raise
-                fresh = await stack.enter_async_context(_session(aiohttp.TCPConnector(force_close=True)))
-                response = await _send(fresh, method, url, timeouts, body, headers, _Attempt())
-        stack.callback(response.close)
-        if response.status not in accepted:
-            with peer_errors(url):
-                raise await _refusal(response, timeouts)
-        yield response
+    origin, path = split_url(url)
+    request = _request(method, origin, path, headers or {}, body)
+    connection = await _exchange(session, origin, request, timeouts)
+    try:
+        answer = Answer(connection, origin, timeouts.idle_s)
+        if answer.status not in accepted:
+            raise await _refusal(answer, origin)
+        if answer.headers.get("content-encoding", "identity") != "identity":
+            raise PeerError(f"{origin} sent an encoding that was not asked for")
+        yield answer
+    finally:
+        session.give_back(origin, connection)
 
 
-async def _send(
-    session: aiohttp.ClientSession,
-    method: str,
-    url: str,
-    timeouts: Timeouts,
-    body: bytes | None,
-    headers: dict[str, str] | None,
-    attempt: _Attempt,
-) -> aiohttp.ClientResponse:
-    async with asyncio.timeout(timeouts.first_byte_s):
-        return await session.request(
-            method,
-            url,
-            data=body,
-            headers=headers,
-            allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
-            trace_request_ctx=attempt,
-        )
+async def _exchange(session: Session, origin: Origin, request: bytes, timeouts: Timeouts) -> Connection:
+    """A connection on which the head of the answer has arrived."""
+    idle = session.take_idle(origin)
+    if idle is not None:
+        try:
+            return await _answered(session, origin, idle, request, timeouts)
+        except ConnectionError as error:
+            if not idle.is_untouched:
+                raise _peer_error(error, origin) from error
+        except TimeoutError as error:
+            raise _peer_error(error, origin) from error
+    try:
+        fresh = await session.connect(origin, timeouts.connect_s)
+    except TimeoutError as error:
+        raise PeerTimeout(f"timed out waiting to connect to {origin}") from error
+    except OSError as error:
+        raise PeerError(f"cannot connect to {origin}: {error.strerror or 'no address'}") from error
+    try:
+        return await _answered(session, origin, fresh, request, timeouts)
+    except (OSError, TimeoutError) as error:
+        raise _peer_error(error, origin) from error
 
 
-async def _refusal(response: aiohttp.ClientResponse, timeouts: Timeouts) -> PeerError:
+async def _answered(
+    session: Session, origin: Origin, connection: Connection, request: bytes, timeouts: Timeouts
+) -> Connection:
+    """Send the request and wait for the head of its answer. A connection that gives none is closed."""
+    has_head = False
+    try:
+        connection.send(request)
+        await connection.head(timeouts.first_byte_s)
+        has_head = True
+        return connection
+    finally:
+        if not has_head:
+            session.give_back(origin, connection)
+
+
+def _request(method: str, origin: Origin, path: str, headers: dict[str, str], body: bytes) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {origin.host}:{origin.port}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if any("\r" in line or "\n" in line for line in lines):
+        raise ValueError("a header holds a line break")
+    lines.append(f"Content-Length: {len(body)}\r\n\r\n")
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+async def _refusal(answer: Answer, origin: Origin) -> PeerError:
     """The peer's error. A status that is no error was not asked for, so it is one all the same."""
-    async with asyncio.timeout(timeouts.idle_s):
-        body = await response.content.read(MAX_ERROR_BYTES)
-        while len(body) < MAX_ERROR_BYTES and (more := await response.content.read(MAX_ERROR_BYTES - len(body))):
-            body += more
-    if response.status < 400:
-        return PeerError(f"{response.url.origin()} answered with status {response.status}")
-    return error_from_body(response.status, body, retry_after_s=_retry_after(response.headers.get("Retry-After", "")))
+    body = await answer.read_all(MAX_ERROR_BYTES)
+    if answer.status < 400:
+        return PeerError(f"{origin} answered with status {answer.status}")
+    return error_from_body(answer.status, body, retry_after_s=_retry_after(answer.headers.get("retry-after", "")))
 
 
 def _retry_after(value: str) -> float | None:
@@ -147,16 +270,8 @@ def request_headers(api_key: str | None) -> dict[str, str]:
     return headers if api_key is None else headers | {"Authorization": f"Bearer {api_key}"}
 
 
-@contextmanager
-def peer_errors(url: str) -> Iterator[None]:
-    """Whatever goes wrong between us and the peer, as a PeerError that names the peer by its origin."""
-    origin = "/".join(url.split("/", 3)[:3])
-    try:
-        yield
-    except TimeoutError as error:  # aiohttp's own time limits are TimeoutErrors too
-        during = "connect to" if isinstance(error, aiohttp.ServerTimeoutError) else "hear from"
-        raise PeerTimeout(f"timed out waiting to {during} {origin}") from error
-    except aiohttp.ClientConnectorError as error:
-        raise PeerError(f"cannot connect to {origin}: {error.os_error.strerror or 'no address'}") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise PeerError(f"the connection to {origin} broke") from error
+def _peer_error(error: Exception, origin: Origin) -> PeerError:
+    """What went wrong between us and the peer, named by its origin."""
+    if isinstance(error, TimeoutError):
+        return PeerTimeout(f"timed out waiting to hear from {origin}")
+    return PeerError(f"the connection to {origin} broke")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Container
 
-import aiohttp
 import msgspec
 
-from fourhop.tokens.connection import Timeouts, call, peer_errors, request_headers
+from fourhop.tokens.connection import Session, Timeouts, call, request_headers
 from fourhop.wire.errors import PeerError, PeerRefused
 from fourhop.wire.generate import AbortRequest
 from fourhop.wire.worker import WorkerInfo
@@ -19,9 +17,7 @@ ABORT_PATH = "/inference/v1/abort_requests"
 class RemoteWorker:
     """The control endpoints of an engine over HTTP. Every call ends within a few times `timeout_s`."""
 
-    def __init__(
-        self, url: str, session: aiohttp.ClientSession, *, timeout_s: float = 2.0, api_key: str | None = None
-    ) -> None:
+    def __init__(self, url: str, session: Session, *, timeout_s: float = 2.0, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._session = session
         self._timeouts = Timeouts(connect_s=timeout_s, first_byte_s=timeout_s, idle_s=timeout_s)
@@ -48,15 +44,18 @@ class RemoteWorker:
         await self._call("POST", ABORT_PATH, msgspec.json.encode(AbortRequest(request_ids)))
 
     async def _call(
-        self, method: str, path: str, body: bytes | None = None, accepted: Container[int] = (200,)
+        self, method: str, path: str, body: bytes = b"", accepted: Container[int] = (200,)
     ) -> tuple[int, bytes]:
-        url = self.url + path
         async with call(
-            self._session, method, url, timeouts=self._timeouts, body=body, headers=self._headers, accepted=accepted
-        ) as response:
-            with peer_errors(url):
-                async with asyncio.timeout(self._timeouts.idle_s):
-                    return response.status, await response.content.read()
+            self._session,
+            method,
+            self.url + path,
+            timeouts=self._timeouts,
+            body=body,
+            headers=self._headers,
+            accepted=accepted,
+        ) as answer:
+            return answer.status, await answer.read_all()
 
 
 class _Health(msgspec.Struct):

@@ -1,0 +1,179 @@
+"""The HTTP client's own promises: what is reused, what is not, and answers of every framing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+
+import pytest
+
+from contracts.token_server import until
+from fourhop.tokens.connection import Session, Timeouts, call, open_session, split_url
+from fourhop.wire.errors import PeerError
+
+TIMEOUTS = Timeouts(1.0, 5.0, 5.0)
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+
+
+class Peer:
+    """Answers the requests of each connection with the next of `answers`; None closes the connection instead."""
+
+    def __init__(self, *answers: bytes | None) -> None:
+        self.answers = list(answers)
+        self.num_connections = 0
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        self.writers.append(writer)
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                answer = self.answers.pop(0)
+                if answer is None:
+                    break
+                writer.write(answer)
+                await writer.drain()
+                if answer.endswith(b"CLOSE"):
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        writer.close()
+        self.writers.remove(writer)
+
+
+@asynccontextmanager
+async def playing(peer: Peer, pool_idle_s: float = 2.0) -> AsyncIterator[tuple[Session, str]]:
+    server = await asyncio.start_server(peer.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with open_session(pool_idle_s=pool_idle_s) as session:
+        yield session, f"http://127.0.0.1:{port}/x"
+    await until(lambda: not peer.writers)
+    server.close()
+    await server.wait_closed()
+
+
+async def get(session: Session, url: str) -> bytes:
+    async with call(session, "GET", url, timeouts=TIMEOUTS) as answer:
+        return await answer.read_all()
+
+
+def run(scenario: Coroutine[None, None, None]) -> None:
+    asyncio.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (OK, b"hi"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nh\r\n1\r\ni\r\n0\r\n\r\n", b"hi"),
+        (b"HTTP/1.1 200 OK\r\n\r\nhi CLOSE", b"hi CLOSE"),
+        (b"HTTP/1.1 103 Early Hints\r\nX: y\r\n\r\n" + OK, b"hi"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b""),
+    ],
+)
+def test_answers_of_every_framing(answer: bytes, body: bytes) -> None:
+    async def scenario() -> None:
+        async with playing(Peer(answer)) as (session, url):
+            assert await get(session, url) == body
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\nshort CLOSE",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nhi",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_answers_that_are_cut_or_not_readable(answer: bytes) -> None:
+    async def scenario() -> None:
+        async with playing(Peer(answer)) as (session, url):
+            with pytest.raises(PeerError):
+                await get(session, url)
+
+    run(scenario())
+
+
+def test_a_connection_that_says_close_is_not_used_again() -> None:
+    async def scenario() -> None:
+        peer = Peer(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), OK)
+        async with playing(peer) as (session, url):
+            assert [await get(session, url) for _ in range(2)] == [b"hi", b"hi"]
+        assert peer.num_connections == 2
+
+    run(scenario())
+
+
+def test_bytes_that_nobody_asked_for_end_a_connection() -> None:
+    """Else they would be read as the answer to the next request."""
+
+    async def scenario() -> None:
+        peer = Peer(OK, OK.replace(b"hi", b"ho"))
+        async with playing(peer) as (session, url):
+            assert await get(session, url) == b"hi"
+            peer.writers[0].write(OK.replace(b"hi", b"??"))
+            await until(lambda: not peer.writers)
+            assert await get(session, url) == b"ho"
+        assert peer.num_connections == 2
+
+    run(scenario())
+
+
+def test_idle_connections_are_closed_without_being_asked() -> None:
+    """Case 83: nothing stays in the pool longer than its time."""
+
+    async def scenario() -> None:
+        peer = Peer(OK)
+        async with playing(peer, pool_idle_s=0.01) as (session, url):
+            await get(session, url)
+            assert len(peer.writers) == 1
+            await until(lambda: not peer.writers)
+
+    run(scenario())
+
+
+def test_concurrent_calls_have_a_connection_each_and_leave_them_for_later() -> None:
+    async def scenario() -> None:
+        peer = Peer(*[OK] * 20)
+        async with playing(peer) as (session, url):
+            for _ in range(2):
+                assert await asyncio.gather(*(get(session, url) for _ in range(10))) == [b"hi"] * 10
+        assert peer.num_connections == 10
+
+    run(scenario())
+
+
+def test_a_large_answer_waits_for_its_reader() -> None:
+    async def scenario() -> None:
+        size = 32 << 20
+        peer = Peer(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size), OK)
+        async with playing(peer) as (session, url):
+            async with call(session, "GET", url, timeouts=TIMEOUTS) as answer:
+                for _ in range(50):
+                    await asyncio.sleep(0)
+                first = await answer.read()
+                assert len(first) < size // 2
+                assert len(first) + len(await answer.read_all()) == size
+            assert await get(session, url) == b"hi"
+        assert peer.num_connections == 1
+
+    run(scenario())
+
+
+def test_a_line_break_cannot_enter_a_header() -> None:
+    async def scenario() -> None:
+        async with playing(Peer(OK)) as (session, url):
+            with pytest.raises(ValueError, match="line break"):
+                async with call(session, "GET", url, timeouts=TIMEOUTS, headers={"X": "a\r\nB: c"}):
+                    pass
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("url", ["ftp://a", "a:1", "", "http://"])
+def test_only_http_urls(url: str) -> None:
+    with pytest.raises(ValueError, match="not an http URL"):
+        split_url(url)
