@@ -450,6 +450,27 @@ def test_waiting_pull_is_kept_alive(world: World) -> None:
     assert clock.now_s > 2 * ConnectorOptions().pull_timeout_s
 
 
+def test_pulls_that_wait_delay_no_other(world: World) -> None:
+    """200 wait for blocks while another one goes through; then all end, in whatever order they become ready."""
+    num_waiting = 200
+    layout = replace(LAYOUT, num_blocks=num_waiting + 1)
+    producer, consumer = world.party(layout=layout), world.party("epoch-2", layout)
+    tickets = [
+        producer.progress(make_ticket(f"t{number}", [number], producer.epoch), 0) for number in range(num_waiting)
+    ]
+    for number, ticket in enumerate(tickets):
+        consumer.connector.pull(ticket, [number], [])
+    claimed: set[str] = set()
+    while len(claimed) < num_waiting:
+        claimed.add(producer.next_renewal())
+    pull(producer, consumer, producer.publish("ready", [num_waiting]), [num_waiting])
+    for ticket in reversed(tickets):
+        producer.progress(ticket, 1, ticket.ticket_id.encode())
+    pulled = {consumer.next_event() for _ in tickets}
+    assert pulled == {Pulled(ticket.ticket_id, num_bytes(1), ticket.ticket_id.encode()) for ticket in tickets}
+    assert np.array_equal(consumer.pool.planes, producer.pool.planes)
+
+
 def test_renew_tells_the_producer(world: World) -> None:
     producer, consumer = world.party(), world.party("epoch-2")
     ticket = producer.publish("t", [1])

@@ -192,6 +192,29 @@ def test_address_that_is_none_is_unreachable(world: World, host: str, port: int)
     assert expect_refusal(consumer, ticket, [1]) == "unreachable"
 
 
+@pytest.mark.parametrize("options", [ConnectorOptions(peers=("192.0.2.1",)), ConnectorOptions(peers=("127.0.0.1:1",))])
+def test_address_that_no_configuration_names_is_not_connected_to(
+    world: World, pretender: Pretender, options: ConnectorOptions
+) -> None:
+    called: list[Channel] = []
+    consumer = world.party(options=options)
+    assert pull_from(pretender(called.append), consumer) == "forbidden"
+    assert not called
+
+
+def test_signed_tickets_may_name_any_address(world: World) -> None:
+    producer = world.party()
+    consumer = world.party("epoch-2", options=ConnectorOptions(peers=("192.0.2.1",), secret="s"))
+    pull(producer, consumer, producer.publish("t", [1]), [1])
+
+
+def test_ticket_for_a_foreign_host_is_forbidden_without_configuration(world: World) -> None:
+    consumer = world.party()
+    ticket = make_ticket("t", [1], "epoch-1")
+    ticket = msgspec.structs.replace(ticket, connector=consumer.connector.name, host="192.0.2.1", port=9)
+    assert expect_refusal(consumer, ticket, [1]) == "forbidden"
+
+
 def test_tcp_stream_that_breaks_off_is_unreachable(pretender: Pretender) -> None:
     world = world_of("tcp")
     consumer = world.party()

@@ -8,12 +8,21 @@ import msgspec
 
 
 class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`kv_connector_extra_config`. Durations in seconds."""
+    """`kv_connector_extra_config`. Durations in seconds.
+
+    A pull may last as long as its blocks take to be computed; it fails when the producer was not heard of for
+    `pull_timeout_s`, which should be a few times the second in which a producer speaks at least once. `host` and `port`
+    are where this engine's blocks can be pulled, `peers` the only addresses that it connects to, each a host or
+    network with or without a port; when there are none it is loopback and `host`. With a `secret`, which signs tickets,
+    a signed ticket may name any address.
+    """
 
     kv_lease_duration: float = 30.0
     pull_timeout_s: float = 20.0
     host: str = "127.0.0.1"
     port: int = 0
+    peers: tuple[str, ...] = ()
+    secret: str = ""
 
 
 class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -81,13 +81,15 @@ CAUSES = (
     "used",
     "withdrawn",
     "cancelled",
+    "forbidden",
     "layout",
     "protocol",
     "internal",
 )
 """Why a pull failed: no connection; no word in time; the producer restarted; it knows no such ticket; the ticket was
-claimed before; the producer released it before or during the pull; the consumer gave the pull up; the two pools differ
-in geometry; the peer spoke nonsense; a bug of ours (the log has its traceback)."""
+claimed before; the producer released it before or during the pull; the consumer gave the pull up; the configuration
+does not name the ticket's address; the two pools differ in geometry; the peer spoke nonsense; a bug of ours (the log
+has its traceback)."""
 
 
 class PullError(Exception):

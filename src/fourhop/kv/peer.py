@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from fourhop.kv.addresses import peers_of
 from fourhop.kv.config import ConnectorOptions
 from fourhop.kv.connector import Event, Notify, Progress, Pulled, PullError, Released, Renewed
 from fourhop.kv.control import (
@@ -84,6 +85,7 @@ class PeerConnector:
         self._notes = Notes(self._send_note)
         self._sockets = OpenSockets()
         self._listener = Listener(options.host, options.port, options.pull_timeout_s, self._answer)
+        self._peers = peers_of(options, self._listener.host)
 
     def publish(self, ticket: KVTicket, progress: Progress) -> KVTicket:
         self._holds.publish(ticket, progress)
@@ -157,7 +159,7 @@ class PeerConnector:
     @contextlib.contextmanager
     def _channel(self, ticket: KVTicket, pull: Pull) -> Iterator[Channel]:
         """A connection to a ticket's producer that ends with `pull` or with this connector."""
-        sock = socket_for(ticket.host, ticket.port)
+        sock = socket_for(ticket.host, ticket.port, self._peers)
         with self._sockets.holding(sock), pull.stopping(partial(shut, sock)):
             channel = Channel(sock, self._timeout_s, self._conduct.clock)
             channel.connect(ticket.host, ticket.port)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from fourhop.kv.addresses import Peers
 from fourhop.kv.connector import PullError
 from fourhop.kv.control import Channel
 from fourhop.wire.errors import StartError
@@ -135,13 +136,14 @@ def shut(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def socket_for(host: str, port: int) -> socket.socket:
-    """An unconnected socket for an address. Raises PullError when it is none; looking a name up could outlast any
-    timeout, so a host is an IP address."""
+def socket_for(host: str, port: int, peers: Peers) -> socket.socket:
+    """An unconnected socket for an address. Raises PullError when it is none or not among `peers`; looking a name up
+    could outlast any timeout, so a host is an IP address."""
     try:
         version = ipaddress.ip_address(host).version
     except ValueError:
         raise PullError("unreachable", "the ticket's host is not an IP address") from None
     if not 0 < port < 2**16:
         raise PullError("unreachable", f"the ticket's port is {port}")
+    peers.check(host, port)
     return socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
