@@ -10,6 +10,7 @@ import pytest
 
 from contracts.token_server import until
 from fourhop.tokens.connection import Session, Timeouts, call, open_session, split_url
+from fourhop.tokens.http import HIGH_WATER_BYTES
 from fourhop.wire.errors import PeerError
 
 TIMEOUTS = Timeouts(1.0, 5.0, 5.0)
@@ -159,6 +160,18 @@ def test_a_large_answer_waits_for_its_reader() -> None:
                 assert len(first) + len(await answer.read_all()) == size
             assert await get(session, url) == b"hi"
         assert peer.num_connections == 1
+
+    run(scenario())
+
+
+def test_an_answer_that_was_left_unread_does_not_stop_the_next_one() -> None:
+    async def scenario() -> None:
+        size = HIGH_WATER_BYTES + 1
+        peer = Peer(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size), OK)
+        async with playing(peer) as (session, url):
+            async with call(session, "GET", url, timeouts=TIMEOUTS) as answer:
+                await until(lambda: answer.is_complete)
+            assert await get(session, url) == b"hi"
 
     run(scenario())
 

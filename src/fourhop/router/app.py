@@ -180,6 +180,8 @@ class Router:
     def _report(self, record: Record) -> None:
         """The one line that every request leaves in the log."""
         self.metrics.requests.labels(record.outcome).inc()
+        if not request_log.isEnabledFor(logging.INFO):
+            return
         runs = record.runs
         moments = runs[0].timeline.since_received() if runs else {}
         request_log.info(

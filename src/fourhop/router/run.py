@@ -86,9 +86,9 @@ class Run:
         if leg.kind == "prefill" and choice.finish_reason == "length":
             choice = msgspec.structs.replace(choice, finish_reason=None)
         self.finish = choice.finish_reason
-        self.timeline.merge(
-            {name: at for name, at in (chunk.moments or {}).items() if name in TOLD[leg.kind]}, leg.sent_s
-        )
+        if chunk.moments:
+            told = {name: after_s for name, after_s in chunk.moments.items() if name in TOLD[leg.kind]}
+            self.timeline.merge(told, leg.sent_s)
         tells = not self._has_begun or self.finish is not None
         self._has_begun = True
         return GenerateChunk(
