@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from contracts.connector import *  # noqa: F403
+from contracts.progress import *  # noqa: F403
 from fakes.kv_world import World, world_of
 from fourhop.kv.config import ConnectorOptions
 from fourhop.kv.connector import Connector, Notify
