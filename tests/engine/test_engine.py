@@ -19,10 +19,11 @@ from fourhop.engine.toy import ToyRunner, toy_output
 from fourhop.kv.config import KVTransferConfig
 from fourhop.tokens.server import TokenServer, collect
 from fourhop.wire.errors import ClientError, TransferError
-from fourhop.wire.generate import GenerateRequest, GenerateResponse, SamplingParams
+from fourhop.wire.generate import GenerateChunk, GenerateRequest, GenerateResponse, SamplingParams
 
 CONNECTORS = ("local", "shm", "tcp")
 HOLD = {"do_remote_decode": True}
+EARLY = {"do_remote_decode": True, "early_ticket": True}
 
 
 def make_request(prompt: list[int], max_tokens: int = 6, **fields: Any) -> GenerateRequest:
@@ -129,6 +130,73 @@ def test_the_router_form_sends_only_later_tokens() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize("length", [1, 4, 5, 16, 17, 60])
+def test_an_early_ticket_hands_over_while_the_prompt_is_computed(connector: str, length: int) -> None:
+    """Decode is asked before prefill has a token; it answers the first one too, which travels with the last block."""
+    prompt = [20 + length] * length
+    config = EngineConfig(block_size=4, max_num_batched_tokens=8)
+
+    async def main() -> None:
+        async with toy_pair(connector, config=config) as pair:
+            async with aclosing(pair.prefill.generate(make_request(prompt, kv_transfer_params=EARLY))) as chunks:
+                ticket = (await anext(chunks)).kv_transfer_params
+                decode = asyncio.create_task(tokens_of(pair.decode, make_request(prompt, kv_transfer_params=ticket)))
+                first = [token for chunk in [chunk async for chunk in chunks] for token in tokens_in(chunk)]
+            assert await decode == toy_output(prompt, 6)
+            assert first == toy_output(prompt, 1)
+            await settled(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def tokens_in(chunk: GenerateChunk) -> list[int]:
+    return [token for choice in chunk.choices for token in choice.token_ids]
+
+
+@pytest.mark.parametrize("leaves", ["decode", "prefill"])
+def test_either_side_may_leave_before_the_prompt_is_computed(leaves: str) -> None:
+    prompt = list(range(20, 80))
+    config = EngineConfig(block_size=4, max_num_batched_tokens=4)
+
+    async def main() -> None:
+        async with toy_pair("shm", config=config) as pair:
+            prefill = pair.prefill.generate(make_request(prompt, kv_transfer_params=EARLY))
+            ticket = (await anext(prefill)).kv_transfer_params
+            decode = asyncio.create_task(tokens_of(pair.decode, make_request(prompt, kv_transfer_params=ticket)))
+            if leaves == "prefill":
+                await prefill.aclose()
+                with pytest.raises(TransferError, match=r"withdrawn|unknown_ticket"):
+                    await decode
+            else:
+                await asyncio.sleep(0)
+                decode.cancel()
+                rest = [chunk async for chunk in prefill]
+                assert [token for chunk in rest for token in tokens_in(chunk)] == toy_output(prompt, 1)
+                await pair.prefill.abort(["r"])
+            await settled(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_eos_as_first_token_ends_an_early_hand_over() -> None:
+    prompt = list(range(20, 50))
+
+    async def main() -> None:
+        (first,) = toy_output(prompt, 1)
+        async with toy_pair("shm", eos_token_ids=frozenset({first})) as pair:
+            prefill = pair.prefill.generate(make_request(prompt, kv_transfer_params=EARLY))
+            ticket = (await anext(prefill)).kv_transfer_params
+            decode = asyncio.create_task(answer(pair.decode, make_request(prompt, kv_transfer_params=ticket)))
+            ends = [choice.finish_reason for chunk in [chunk async for chunk in prefill] for choice in chunk.choices]
+            assert ends == ["stop"]
+            with pytest.raises(TransferError, match=r"withdrawn|unknown_ticket"):
+                await decode
+            await settled(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
 def test_a_ticket_works_once() -> None:
     async def main() -> None:
         async with toy_pair() as pair:
@@ -211,7 +279,7 @@ def test_a_lease_that_nobody_pulls_ends_by_itself() -> None:
         async with toy_engine(transfer=config) as engine:
             await answer(engine, make_request([11, 12], kv_transfer_params=HOLD))
             await settled(engine)
-            assert engine.loop.ledger is not None and engine.loop.ledger.num_expired == 1
+            assert engine.loop.transfers is not None and engine.loop.transfers.ledger.num_expired == 1
 
     asyncio.run(main())
 

@@ -275,5 +275,5 @@ def test_aborts_at_any_step_free_everything(requests: list[tuple[list[int], bool
 
 def test_an_illegal_step_names_both_phases() -> None:
     sequence = make_sequence(0, [1])
-    with pytest.raises(RuntimeError, match="from waiting to held"):
-        sequence.enter(Phase.HELD)
+    with pytest.raises(RuntimeError, match="from waiting to closing"):
+        sequence.enter(Phase.CLOSING)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from fourhop.engine.blocks import BlockPool
 from fourhop.engine.config import EngineConfig
 from fourhop.engine.ledger import HoldLedger, Identity
-from fourhop.engine.loop import EngineLoop, ModelRunner
+from fourhop.engine.loop import RENEW_EVERY_S, EngineLoop, ModelRunner, Transfers
+from fourhop.engine.pulls import PullBook
 from fourhop.engine.scheduler import Limits as StepLimits
 from fourhop.engine.scheduler import Scheduler
 from fourhop.engine.server import ROLES, Engine
@@ -59,18 +60,16 @@ async def run_engine(
         clock=time.monotonic,
         recompute=transfer is not None and transfer.kv_load_failure_policy == "recompute",
     )
-    ledger = None
+    transfers = None
     if transfer is not None:
-        connector = connect(transfer, pool, identity.epoch, loop.notify)
-        lease_s = transfer.kv_connector_extra_config.kv_lease_duration
-        ledger = HoldLedger(connector, identity, lease_s=lease_s, wall_clock=time.time)
+        transfers = _transfers(transfer, connect(transfer, pool, identity.epoch, loop.notify), identity, pool.layout)
     info = WorkerInfo(
         engine_id=identity.engine_id,
         epoch=identity.epoch,
         model=model.name,
         role=ROLES[transfer.kv_role] if transfer is not None else "both",
         fingerprint=identity.fingerprint,
-        connector=ledger.connector_name if ledger is not None else None,
+        connector=None if transfers is None else transfers.connector.name,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
         block_size=pool.layout.block_size,
@@ -81,7 +80,7 @@ async def run_engine(
         num_waiting=0,
     )
     limits = Limits(model.vocab_size, model.max_model_len, config.max_num_seqs, config.max_logprobs)
-    loop.start(ledger)
+    loop.start(transfers)
     log.info(
         "engine ready: engine=%s model=%s window=%d blocks=%d block_size=%d connector=%s",
         info.engine_id,
@@ -95,8 +94,21 @@ async def run_engine(
         yield Engine(loop, info, limits, model.eos_token_ids, transfer, config.stall_timeout_s)
     finally:
         loop.stop()
-        if ledger is not None:
-            ledger.close()
+        if transfers is not None:
+            transfers.connector.close()
+
+
+def _transfers(config: KVTransferConfig, connector: Connector, identity: Identity, layout: BlockLayout) -> Transfers:
+    options = config.kv_connector_extra_config
+    ledger = HoldLedger(
+        connector,
+        identity,
+        block_size=layout.block_size,
+        lease_s=options.kv_lease_duration,
+        secret=options.secret,
+        wall_clock=time.time,
+    )
+    return Transfers(connector, ledger, PullBook(connector, block_size=layout.block_size, renew_every_s=RENEW_EVERY_S))
 
 
 def _step_limits(config: EngineConfig, model: Model, layout: BlockLayout) -> StepLimits:

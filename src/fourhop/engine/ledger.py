@@ -1,4 +1,4 @@
-"""The engine's side of hand-overs: tickets it issued, with their leases, and the connector that moves the blocks."""
+"""The producer's side of hand-overs: tickets that this engine issued, and until when it keeps their blocks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fourhop.engine.sampler import Sampled
-from fourhop.engine.sequence import Sequence
-from fourhop.kv.connector import Connector, Progress, Pulled, PullFailed, Released, Renewed
-from fourhop.wire.ticket import FirstToken, KVTicket, hash_tokens
+import msgspec
+
+from fourhop.engine.sequence import Sequence, block_names
+from fourhop.kv.connector import Connector, Progress
+from fourhop.wire.ticket import FirstToken, KVTicket, hash_tokens, sign
+from fourhop.wire.worker import Lease
 
 
 @dataclass(frozen=True)
@@ -21,80 +23,137 @@ class Identity:
     fingerprint: str
 
 
+@dataclass
+class _Issued:
+    """A ticket and its sequence. `deadline_s` is None until all its KV exists: what is being computed is not late."""
+
+    ticket: KVTicket
+    sequence: Sequence
+    num_published: int = 0
+    deadline_s: float | None = None
+
+
 class HoldLedger:
-    """Issues a ticket for every hold and ends each once: pulled, withdrawn, or expired after `lease_s` seconds."""
+    """Issues a ticket for every hold and ends each once: pulled, withdrawn, or expired.
+
+    A lease lasts `lease_s` seconds from its last renewal. A ticket is issued whole (`issue`), or early (`open`, then
+    `extend`, then `issue`) so that blocks travel while the rest is computed.
+    """
 
     def __init__(
-        self, connector: Connector, identity: Identity, *, lease_s: float, wall_clock: Callable[[], float]
+        self,
+        connector: Connector,
+        identity: Identity,
+        *,
+        block_size: int,
+        lease_s: float,
+        secret: str,
+        wall_clock: Callable[[], float],
     ) -> None:
         self.identity = identity
         self.num_expired = 0
         self._connector = connector
+        self._block_size = block_size
         self._lease_s = lease_s
+        self._secret = secret
         self._wall_clock = wall_clock
-        self._deadlines_s: dict[str, float] = {}
+        self._issued: dict[str, _Issued] = {}
 
-    @property
-    def connector_name(self) -> str:
-        return self._connector.name
+    def open(self, sequence: Sequence) -> KVTicket:
+        """A ticket for all tokens that the sequence has, before their KV exists."""
+        return self._publish(self._new(sequence, sequence.num_tokens, None), Progress([], []))
 
-    def issue(self, sequence: Sequence, token: Sampled, now_s: float) -> KVTicket:
-        """A ticket for the blocks of a held sequence; KV covers every token but the one just sampled."""
+    def extend(self, sequence: Sequence) -> None:
+        """Let the blocks travel that became full since the last call."""
+        issued = self._issued.get(sequence.held_as)
+        num_final = sequence.num_computed // self._block_size
+        if issued is not None and num_final > issued.num_published:
+            issued.num_published = num_final
+            names = block_names(sequence, num_final * self._block_size, self._block_size)
+            self._connector.publish(issued.ticket, Progress(sequence.blocks[:num_final], names))
+
+    def issue(self, sequence: Sequence, first: FirstToken | None, now_s: float) -> KVTicket:
+        """A whole ticket for what a held sequence has computed, or the end of one that was opened.
+
+        `first` is the token sampled after that; None if the consumer brings its own.
+        """
+        issued = self._issued.get(sequence.held_as) or self._new(sequence, sequence.num_computed, first)
+        issued.deadline_s = now_s + self._lease_s
+        tail = b"" if first is None else msgspec.msgpack.encode(first)
+        names = block_names(sequence, issued.ticket.num_tokens, self._block_size)
+        return self._publish(issued, Progress(sequence.blocks[: len(names)], names, tail))
+
+    def withdraw(self, ticket_id: str) -> None:
+        """Make a ticket worthless. Its blocks may be reused when this returns."""
+        if self._issued.pop(ticket_id, None) is not None:
+            self._connector.release(ticket_id)
+
+    def forget(self, ticket_id: str) -> None:
+        """A ticket was pulled."""
+        self._issued.pop(ticket_id, None)
+
+    def renew(self, ticket_ids: list[str], now_s: float) -> list[str]:
+        """Begin new leases; returns the ids that are known."""
+        known = [ticket_id for ticket_id in ticket_ids if ticket_id in self._issued]
+        for issued in (self._issued[ticket_id] for ticket_id in known):
+            if issued.deadline_s is not None:
+                issued.deadline_s = now_s + self._lease_s
+        return known
+
+    def expire(self, now_s: float) -> list[str]:
+        """Withdraw the tickets whose lease is over; returns their ids."""
+        late = [
+            ticket_id
+            for ticket_id, issued in self._issued.items()
+            if issued.deadline_s is not None and issued.deadline_s <= now_s
+        ]
+        for ticket_id in late:
+            self.withdraw(ticket_id)
+        self.num_expired += len(late)
+        return late
+
+    def next_expiry_in_s(self, now_s: float) -> float | None:
+        deadlines = [issued.deadline_s for issued in self._issued.values() if issued.deadline_s is not None]
+        return max(0.0, min(deadlines) - now_s) if deadlines else None
+
+    def leases(self, now_s: float) -> list[Lease]:
+        return [
+            Lease(
+                ticket_id=ticket_id,
+                request_id=issued.sequence.request_id,
+                num_tokens=issued.ticket.num_tokens,
+                num_blocks=len(issued.sequence.blocks),
+                expires_in_s=None if issued.deadline_s is None else issued.deadline_s - now_s,
+            )
+            for ticket_id, issued in self._issued.items()
+        ]
+
+    def _new(self, sequence: Sequence, num_tokens: int, first: FirstToken | None) -> _Issued:
         ticket = KVTicket(
             ticket_id=secrets.token_hex(16),
             connector=self._connector.name,
             epoch=self.identity.epoch,
             fingerprint=self.identity.fingerprint,
-            token_hash=hash_tokens(sequence.token_ids[: sequence.num_computed]),
+            token_hash=hash_tokens(sequence.token_ids[:num_tokens]),
             expires_at_s=self._wall_clock() + self._lease_s,
             engine_id=self.identity.engine_id,
             request_id=sequence.request_id,
             host="",
             port=0,
-            num_tokens=sequence.num_computed,
-            block_ids=[list(sequence.blocks)],
+            num_tokens=num_tokens,
+            block_ids=[],
             cached_tokens=sequence.num_cached or 0,
-            first_token=FirstToken(token.token_id, token.logprob),
+            first_token=first,
         )
-        self._deadlines_s[ticket.ticket_id] = now_s + self._lease_s
-        return self._connector.publish(ticket, Progress(list(sequence.blocks), names=[], tail=b""))
+        issued = _Issued(ticket, sequence)
+        self._issued[ticket.ticket_id] = issued
+        sequence.held_as = ticket.ticket_id
+        return issued
 
-    def pull(self, ticket: KVTicket, block_ids: list[int], skip_blocks: int) -> None:
-        self._connector.pull(ticket, block_ids, [], skip_blocks)
-
-    def decline(self, ticket: KVTicket) -> None:
-        """Claim a ticket without pulling anything, so that its producer frees the blocks."""
-        self._connector.pull(ticket, [], [], sum(len(group) for group in ticket.block_ids))
-
-    def withdraw(self, ticket_id: str) -> None:
-        """Make a ticket worthless. Its blocks may be reused when this returns."""
-        self._deadlines_s.pop(ticket_id, None)
-        self._connector.release(ticket_id)
-
-    def poll(self, now_s: float) -> list[Pulled | PullFailed | Released]:
-        """What ended: the connector's news, and a `Released` for every ticket whose lease ran out."""
-        events: list[Pulled | PullFailed | Released] = []
-        for event in self._connector.poll():
-            if isinstance(event, Renewed):
-                self._renew(event.ticket_id, now_s)
-                continue
-            if isinstance(event, Released):
-                self._deadlines_s.pop(event.ticket_id, None)
-            events.append(event)
-        for ticket_id in [name for name, deadline in self._deadlines_s.items() if deadline <= now_s]:
-            self.num_expired += 1
-            self.withdraw(ticket_id)
-            events.append(Released(ticket_id))
-        return events
-
-    def _renew(self, ticket_id: str, now_s: float) -> None:
-        if ticket_id in self._deadlines_s:
-            self._deadlines_s[ticket_id] = now_s + self._lease_s
-
-    def next_expiry_in_s(self, now_s: float) -> float | None:
-        if not self._deadlines_s:
-            return None
-        return max(0.0, min(self._deadlines_s.values()) - now_s)
-
-    def close(self) -> None:
-        self._connector.close()
+    def _publish(self, issued: _Issued, progress: Progress) -> KVTicket:
+        """Say how far a ticket is; returns it signed, and with the blocks that are known."""
+        ticket = self._connector.publish(issued.ticket, progress)
+        if progress.tail is not None:
+            ticket = msgspec.structs.replace(ticket, block_ids=[list(progress.block_ids)])
+        issued.ticket = ticket
+        return sign(ticket, self._secret)

@@ -13,17 +13,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import msgspec
+
 from fourhop.engine.ledger import HoldLedger
+from fourhop.engine.pulls import PullBook
 from fourhop.engine.sampler import Sampled
 from fourhop.engine.scheduler import Load, Scheduler, Work
 from fourhop.engine.sequence import Finish, Phase, Sequence, finish_of
-from fourhop.kv.connector import Pulled, PullFailed, Released
+from fourhop.kv.connector import Connector, Pulled, PullFailed, Released, Renewed
 from fourhop.wire.errors import EngineError, FourhopError, TransferError
 from fourhop.wire.logprobs import TokenLogprob
 from fourhop.wire.moments import Moment, Timeline
-from fourhop.wire.ticket import KVTicket
+from fourhop.wire.ticket import FirstToken, KVTicket
 
 log = logging.getLogger(__name__)
+
+RENEW_EVERY_S = 2.0
+"""How often producers are asked to keep what waits for blocks here; several times in the shortest sensible lease."""
 
 
 class ModelRunner(Protocol):
@@ -58,14 +64,25 @@ class Update:
 class Job:
     """A sequence and where its updates go. `deliver` is called on the loop's thread and must not block.
 
-    `first_token` is one that prefill sampled elsewhere and nobody has sent yet: it goes out when its KV is here.
+    `first_token` is one that prefill sampled elsewhere and nobody has sent yet: it goes out when its KV is here. With
+    `early_ticket` a sequence that holds gets its ticket before it is computed.
     """
 
     sequence: Sequence
     deliver: Callable[[Update], object]
     timeline: Timeline
     first_token: Update | None = None
+    early_ticket: bool = False
     is_announced: bool = False
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """How this engine hands over: the connector, and what it knows of each side's tickets."""
+
+    connector: Connector
+    ledger: HoldLedger
+    pulls: PullBook
 
 
 @dataclass
@@ -97,7 +114,7 @@ class EngineLoop:
         recompute: bool,
     ) -> None:
         self.scheduler = scheduler
-        self.ledger: HoldLedger | None = None
+        self.transfers: Transfers | None = None
         self.counters = Counters()
         self.failure: str | None = None
         self.last_progress_s = clock()
@@ -108,15 +125,14 @@ class EngineLoop:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._jobs: dict[int, Job] = {}
-        self._pulls: dict[str, Job | None] = {}  # by ticket id; None for a ticket that was declined
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
 
     # Called from other threads.
 
-    def start(self, ledger: HoldLedger | None) -> None:
-        """Begin. Without a ledger this engine neither holds nor pulls."""
-        self.ledger = ledger
+    def start(self, transfers: Transfers | None) -> None:
+        """Begin. Without transfers this engine neither holds nor pulls."""
+        self.transfers = transfers
         self._thread.start()
 
     def stop(self) -> None:
@@ -139,6 +155,11 @@ class EngineLoop:
         """End sequences by request id or ticket id, held ones included."""
         wanted = set(names) - {""}
         self._inbox.append(lambda: self._abort(self._ids_of(wanted)))
+        self._wake.set()
+
+    def ask(self, question: Callable[[], None]) -> None:
+        """Have something done on the loop's thread, between two steps."""
+        self._inbox.append(question)
         self._wake.set()
 
     def count_refusal(self, cause: str, *, recomputed: bool) -> None:
@@ -181,6 +202,7 @@ class EngineLoop:
         gained = self.scheduler.advance(work, {seq_id: token.token_id for seq_id, token in sampled.items()})
         self.occupancy = self.scheduler.occupancy()
         self._publish(gained, sampled)
+        self._extend_tickets(work)
         self.last_progress_s = self._clock()
         return bool(step.work or step.loads or step.preempted)
 
@@ -200,64 +222,86 @@ class EngineLoop:
             return
         self._jobs[sequence.seq_id] = job
         self.scheduler.add(sequence)
+        if job.early_ticket and self.transfers is not None:
+            self._deliver(job, Update(ticket=self.transfers.ledger.open(sequence)))
 
     def _end_without_work(self, job: Job, finish: Finish) -> None:
         """The tokens so far are the whole output: nothing is pulled, but the producer's blocks are let go."""
-        ticket = job.sequence.ticket
-        if ticket is not None and self.ledger is not None and ticket.ticket_id not in self._pulls:
-            self._pulls[ticket.ticket_id] = None
-            self.ledger.decline(ticket)
+        if job.sequence.ticket is not None and self.transfers is not None:
+            self.transfers.pulls.decline(job.sequence.ticket)
         if job.first_token is not None:
             self._deliver(job, job.first_token)
         self._end(job, Update(finish=finish))
 
     def _poll_transfers(self) -> None:
-        if self.ledger is None:
+        if self.transfers is None:
             return
-        for event in self.ledger.poll(self._clock()):
-            if isinstance(event, Released):
+        now, ledger, pulls = self._clock(), self.transfers.ledger, self.transfers.pulls
+        for event in self.transfers.connector.poll():
+            if isinstance(event, Renewed):
+                ledger.renew([event.ticket_id], now)
+            elif isinstance(event, Released):
+                ledger.forget(event.ticket_id)
                 self._let_go(event.ticket_id)
-            elif (job := self._pulls.pop(event.ticket_id, None)) is not None:
-                self._end_load(job, event)
+            elif (sequence := pulls.end(event)) is not None:
+                self._end_load(sequence, event)
+        for ticket_id in ledger.expire(now):
+            self._let_go(ticket_id)
+        pulls.renew(self.scheduler.waiting, now)
 
     def _let_go(self, ticket_id: str) -> None:
-        """Free the blocks of a hold that was pulled or expired."""
-        for sequence in [held for held in self.scheduler.held.values() if held.held_as == ticket_id]:
+        """A ticket ended: free the blocks of its sequence, or do so when that has been computed."""
+        for sequence in [each for each in self.scheduler.held.values() if each.held_as == ticket_id]:
             self.scheduler.abort(sequence)
+        for job in self._jobs.values():
+            if job.sequence.held_as == ticket_id:
+                job.sequence.is_orphan = True
 
     def _begin_loads(self, loads: list[Load]) -> None:
         for load in loads:
-            ticket = load.sequence.ticket
-            assert ticket is not None and self.ledger is not None
-            job = self._jobs[load.sequence.seq_id]
-            job.timeline.mark(Moment.KV_REQUESTED, self._clock())
-            if ticket.ticket_id in self._pulls:
-                self._end_load(job, PullFailed(ticket.ticket_id, "used", "another request is pulling this ticket"))
-            else:
-                self._pulls[ticket.ticket_id] = job
-                self.ledger.pull(ticket, load.block_ids, load.skip_blocks)
+            assert self.transfers is not None
+            self._jobs[load.sequence.seq_id].timeline.mark(Moment.KV_REQUESTED, self._clock())
+            refusal = self.transfers.pulls.begin(load)
+            if refusal is not None:
+                self._end_load(load.sequence, refusal)
 
-    def _end_load(self, job: Job, event: Pulled | PullFailed) -> None:
-        sequence = job.sequence
+    def _end_load(self, sequence: Sequence, event: Pulled | PullFailed) -> None:
+        job = self._jobs.get(sequence.seq_id)
+        is_fatal = isinstance(event, PullFailed) and not self._recompute and not sequence.has_hint
         if isinstance(event, Pulled):
             self.counters.transfers += 1
             self.counters.transfer_bytes += event.num_bytes
             self._runner.stage_in(sequence.blocks)
             self.scheduler.loaded(sequence)
         else:
-            self._count_failure(event.cause, self._recompute)
-            self.scheduler.load_failed(sequence, recompute=self._recompute)
-        if sequence.phase is not Phase.FINISHED:
-            self._after_load(job, event)
-        elif isinstance(event, PullFailed) and sequence.seq_id in self._jobs:
-            self._end(job, Update(error=TransferError(event.cause, event.message)))
-
-    def _after_load(self, job: Job, event: Pulled | PullFailed) -> None:
-        """The sequence goes on, with pulled blocks or by recomputing them."""
+            self._count_failure(event.cause, not is_fatal)
+            self.scheduler.load_failed(sequence, recompute=not is_fatal)
+        if job is None:
+            return  # its client had left
         if isinstance(event, Pulled):
-            job.timeline.mark(Moment.KV_READY, self._clock())
+            self._after_pull(job, event)
+        elif is_fatal:
+            self._end(job, Update(error=TransferError(event.cause, event.message)))
         else:
-            log.warning("request %s: %s; recomputing", job.sequence.request_id, event.message)
+            log.warning("request %s: %s; computing it here", sequence.request_id, event.message)
+            self._send_first_token(job)
+
+    def _after_pull(self, job: Job, event: Pulled) -> None:
+        """The KV is here, and with it the first token, unless the request brought that itself."""
+        job.timeline.mark(Moment.KV_READY, self._clock())
+        sequence = job.sequence
+        if event.tail and not sequence.hold and not sequence.output_token_ids:
+            first = msgspec.msgpack.decode(event.tail, type=FirstToken)
+            sequence.append(first.token_id)
+            job.first_token = Update(first.token_id, first.logprob)
+            finish = finish_of(sequence, self.scheduler.limits.max_model_len)
+            if finish is not None:
+                self.scheduler.abort(sequence)
+                self._end(job, replace(job.first_token, finish=finish))
+                return
+        self._send_first_token(job)
+
+    def _send_first_token(self, job: Job) -> None:
         if job.first_token is not None:
             self._deliver(job, job.first_token)
             job.first_token = None
@@ -288,23 +332,35 @@ class EngineLoop:
             token = sampled[sequence.seq_id]
             if sequence.num_output == 1:
                 job.timeline.mark(Moment.PREFILL_DONE, now)
-            ticket = self._issue(job, token) if sequence.phase is Phase.HELD else None
+            ticket = self._issue(sequence, token) if sequence.phase is Phase.HELD else None
             update = Update(token.token_id, token.logprob, finish, ticket)
             if finish is None:
                 self._deliver(job, update)
             else:
                 self._end(job, update)
 
-    def _issue(self, job: Job, token: Sampled) -> KVTicket:
-        assert self.ledger is not None
-        self._runner.stage_out(job.sequence.blocks)
-        ticket = self.ledger.issue(job.sequence, token, self._clock())
-        job.sequence.held_as = ticket.ticket_id
-        return ticket
+    def _issue(self, sequence: Sequence, token: Sampled) -> KVTicket | None:
+        assert self.transfers is not None
+        if sequence.is_orphan:
+            self.scheduler.abort(sequence)
+            return None
+        self._runner.stage_out(sequence.blocks)
+        return self.transfers.ledger.issue(sequence, FirstToken(token.token_id, token.logprob), self._clock())
+
+    def _extend_tickets(self, work: list[Work]) -> None:
+        """Let blocks travel that this step completed, of sequences whose tickets are out already."""
+        if self.transfers is None:
+            return
+        for sequence in [item.sequence for item in work if item.sequence.held_as]:
+            if sequence.phase is Phase.RUNNING:
+                self._runner.stage_out(sequence.blocks)
+                self.transfers.ledger.extend(sequence)
 
     def _end(self, job: Job, update: Update) -> None:
-        """Deliver a job's last update, exactly once."""
+        """Deliver a job's last update, exactly once. Unless it ended in a hold, nobody may pull or wait for it."""
         self._jobs.pop(job.sequence.seq_id, None)
+        if job.sequence.phase is not Phase.HELD:
+            self._withdraw(job.sequence)
         job.timeline.mark(Moment.LAST_TOKEN, self._clock())
         reason = update.finish.reason if update.finish is not None else "error"
         self.counters.count(self.counters.finished, reason)
@@ -322,13 +378,20 @@ class EngineLoop:
 
     def _abort(self, seq_ids: list[int]) -> None:
         for seq_id in seq_ids:
-            held = self.scheduler.held.get(seq_id)
-            if held is not None and self.ledger is not None:
-                self.ledger.withdraw(held.held_as)
-                self.scheduler.abort(held)
-            elif (job := self._jobs.get(seq_id)) is not None:
-                self.scheduler.abort(job.sequence)
+            job, held = self._jobs.get(seq_id), self.scheduler.held.get(seq_id)
+            sequence = held if job is None else job.sequence
+            if sequence is None:
+                continue
+            self._withdraw(sequence)
+            self.scheduler.abort(sequence)
+            if job is not None:
                 self._end(job, Update(finish=Finish("abort")))
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Nobody may pull a sequence's blocks any more, and its own pull is given up."""
+        if self.transfers is not None:
+            self.transfers.ledger.withdraw(sequence.held_as)
+            self.transfers.pulls.cancel(sequence)
 
     def _fail_all(self, error: FourhopError) -> None:
         self._take_requests()
@@ -337,4 +400,7 @@ class EngineLoop:
 
     def _idle_timeout_s(self) -> float | None:
         """Until the next lease ends; for ever when there is none, since everything else sets `_wake`."""
-        return None if self.ledger is None else self.ledger.next_expiry_in_s(self._clock())
+        if self.transfers is None:
+            return None
+        expiry = self.transfers.ledger.next_expiry_in_s(self._clock())
+        return RENEW_EVERY_S if self.scheduler.waiting else expiry

@@ -19,7 +19,7 @@ class EngineCollector(Collector):
         self._labels = {"model_name": model, "engine": "0"}
 
     def collect(self) -> Iterator[Metric]:
-        scheduler, counters, ledger = self._loop.scheduler, self._loop.counters, self._loop.ledger
+        scheduler, counters, transfers = self._loop.scheduler, self._loop.counters, self._loop.transfers
         now = self._loop.occupancy
         used = 1 - now.num_free_blocks / now.num_blocks
         yield self._gauge("vllm:num_requests_running", "Sequences that compute.", now.num_running)
@@ -39,7 +39,7 @@ class EngineCollector(Collector):
         yield self._counter("fourhop:kv_transfers", "Pulls that ended well.", counters.transfers)
         yield self._counter("fourhop:kv_transfer_bytes", "Bytes pulled.", counters.transfer_bytes)
         yield self._counter("fourhop:kv_recomputed", "Pulls replaced by recomputing.", counters.recomputed)
-        expired = 0 if ledger is None else ledger.num_expired
+        expired = 0 if transfers is None else transfers.ledger.num_expired
         yield self._counter("fourhop:kv_leases_expired", "Tickets that nobody pulled in time.", expired)
         yield self._by_label("vllm:request_success", "Ended requests.", "finished_reason", counters.finished)
         yield self._by_label("fourhop:kv_transfer_failures", "Failed pulls.", "cause", counters.transfer_failures)

@@ -3,7 +3,8 @@
 A step takes decodes first (one token each), then continues prefills, then admits waiting sequences in order of
 arrival, all under one token budget. A waiting sequence is admitted with the blocks of its whole prompt or not at all,
 so admitted sequences never wait for one another. When a running one needs a block and none is free, the youngest
-running sequence gives its blocks back and waits at the front, to be recomputed: the oldest always goes on.
+running sequence gives its blocks back and waits at the front, to be recomputed: the oldest always goes on. Blocks that
+another engine may be reading (`held_as`) are never given back.
 """
 
 from __future__ import annotations
@@ -153,6 +154,24 @@ class Scheduler:
         sequence.ticket = None
         self._give_back(sequence)
 
+    def hold_prefix(self, sequence: Sequence) -> bool:
+        """Hold what is cached of the sequence's beginning, whole blocks only; False if that is nothing."""
+        self._hash_blocks(sequence)
+        sequence.blocks = self.pool.find(sequence.block_hashes) if self.limits.prefix_caching else []
+        if not sequence.blocks:
+            return False
+        self.pool.share(sequence.blocks)
+        sequence.num_computed = sequence.num_cached = len(sequence.blocks) * self.limits.block_size
+        sequence.enter(Phase.HELD)
+        self.held[sequence.seq_id] = sequence
+        return True
+
+    def suspend(self, sequence: Sequence) -> None:
+        """Stop a running sequence between two steps and hold what it has computed."""
+        self.running.remove(sequence)
+        sequence.enter(Phase.HELD)
+        self.held[sequence.seq_id] = sequence
+
     def abort(self, sequence: Sequence) -> None:
         """End a sequence from outside. A loading one keeps its blocks until the connector's last write."""
         if sequence.phase is Phase.LOADING:
@@ -177,7 +196,7 @@ class Scheduler:
     def _preempt(self, step: Step, needy: Sequence) -> bool:
         """Free the youngest running sequence that the step does not compute; False if that is the needy one."""
         taken = {item.sequence.seq_id for item in step.work}
-        victim = next(candidate for candidate in reversed(self.running) if candidate.seq_id not in taken)
+        victim = next(each for each in reversed(self.running) if each.seq_id not in taken and not each.held_as)
         self.running.remove(victim)
         self._give_back(victim)
         self.num_preemptions += 1
@@ -192,7 +211,9 @@ class Scheduler:
         if budget <= 0 and sequence.ticket is None:
             return False
         shared = self._find_prefix(sequence)
-        missing = self._blocks_for(sequence.num_tokens) - len(shared)
+        # A sequence that loads will have one token more by the time it runs: its place is reserved whole.
+        arriving = 0 if sequence.ticket is None else 1
+        missing = self._blocks_for(sequence.num_tokens + arriving) - len(shared)
         # Beside others, a spare block: an admission that at once preempts somebody is wasted work.
         spare = 1 if self.running else 0
         if missing + spare > self.pool.num_free_after_sharing(shared):
@@ -231,8 +252,9 @@ class Scheduler:
         self.num_cache_queries += sequence.num_tokens
         self.num_cache_hits += num_tokens
         if sequence.num_cached is None:
-            from_ticket = sequence.ticket.cached_tokens if sequence.ticket else num_tokens
-            sequence.num_cached = min(from_ticket, sequence.num_prompt)
+            if sequence.ticket is not None:
+                num_tokens = max(num_tokens if sequence.hold else 0, sequence.ticket.cached_tokens)
+            sequence.num_cached = min(num_tokens, sequence.num_prompt)
 
     def _hash_blocks(self, sequence: Sequence) -> None:
         extend_hashes(sequence.block_hashes, sequence.token_ids, self.limits.block_size, sequence.cache_salt)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from fourhop.engine.blocks import extend_hashes, hash_block, root_hash
 from fourhop.wire.generate import FinishReason, SamplingParams
 from fourhop.wire.ticket import KVTicket
 
@@ -23,7 +24,7 @@ class Phase(Enum):
 
 
 NEXT: dict[Phase, frozenset[Phase]] = {
-    Phase.WAITING: frozenset({Phase.LOADING, Phase.RUNNING, Phase.FINISHED}),
+    Phase.WAITING: frozenset({Phase.LOADING, Phase.RUNNING, Phase.HELD, Phase.FINISHED}),
     Phase.LOADING: frozenset({Phase.RUNNING, Phase.WAITING, Phase.CLOSING, Phase.FINISHED}),
     Phase.RUNNING: frozenset({Phase.WAITING, Phase.HELD, Phase.FINISHED}),
     Phase.HELD: frozenset({Phase.FINISHED}),
@@ -38,7 +39,8 @@ class Sequence:
 
     `token_ids` is prompt and output in one list. KV of the first `num_computed` tokens is in `blocks`; the rest is to
     be computed. `block_hashes` covers the full blocks whose tokens are known. `seq_id` is
-    ours and unique, `request_id` the client's and not. `held_as` is the ticket of a held sequence.
+    ours and unique, `request_id` the client's and not. `held_as` is the ticket of a
+    held sequence; an orphan is one whose ticket ended before it was computed, so there is nobody to hold it for.
     """
 
     seq_id: int
@@ -60,9 +62,15 @@ class Sequence:
     num_named: int = 0
     num_cached: int | None = None
     held_as: str = ""
+    is_orphan: bool = False
 
     def __post_init__(self) -> None:
         self.token_ids = self.prompt_token_ids + self.output_token_ids
+
+    @property
+    def has_hint(self) -> bool:
+        """True if its ticket is for a part of its own prompt: without it, that part is computed."""
+        return self.hold and self.ticket is not None
 
     @property
     def num_tokens(self) -> int:
@@ -89,6 +97,17 @@ class Sequence:
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
         self.output_token_ids.append(token_id)
+
+
+def block_names(sequence: Sequence, num_tokens: int, block_size: int) -> list[bytes]:
+    """A content hash for each block of the first `num_tokens` tokens, a partial last one included."""
+    extend_hashes(sequence.block_hashes, sequence.token_ids, block_size, sequence.cache_salt)
+    num_full = num_tokens // block_size
+    names = sequence.block_hashes[:num_full]
+    rest = sequence.token_ids[num_full * block_size : num_tokens]
+    if rest:
+        names.append(hash_block(names[-1] if names else root_hash(sequence.cache_salt), rest))
+    return names
 
 
 @dataclass(frozen=True)

@@ -109,10 +109,11 @@ class Engine:
 
     def _job(self, request: GenerateRequest, deliver: Callable[[Update], object]) -> Job:
         transfer = self._checked_transfer(request)
-        ticket = transfer if isinstance(transfer, KVTicket) else None
+        hold = transfer if isinstance(transfer, HoldRequest) else None
+        ticket = transfer if isinstance(transfer, KVTicket) else hold.prefix if hold is not None else None
         first_token = None
         output = list(request.output_token_ids)
-        if ticket is not None and ticket.first_token is not None and not output:
+        if hold is None and ticket is not None and ticket.first_token is not None and not output:
             output = [ticket.first_token.token_id]
             first_token = Update(ticket.first_token.token_id, ticket.first_token.logprob)
         params = resolve_max_tokens(request, self._info.max_model_len).sampling_params
@@ -127,10 +128,11 @@ class Engine:
             max_tokens=params.max_tokens,
             eos_token_ids=self._eos_token_ids,
             cache_salt=request.cache_salt or "",
-            hold=isinstance(transfer, HoldRequest),
+            hold=hold is not None,
             ticket=ticket,
         )
-        return Job(sequence, deliver, Timeline(time.monotonic()), first_token)
+        early = hold is not None and hold.early_ticket
+        return Job(sequence, deliver, Timeline(time.monotonic()), first_token, early)
 
     def _checked_transfer(self, request: GenerateRequest) -> HoldRequest | KVTicket | None:
         """The hand-over that the request asks for, verified; None if it is to be computed here."""
@@ -142,19 +144,25 @@ class Engine:
                 "this engine has no KV connector; start it with --kv-transfer-config", param="kv_transfer_params"
             )
         if isinstance(transfer, HoldRequest):
-            return transfer
+            is_help = transfer.prefix is not None and self._is_good(transfer.prefix, request, may_recompute=True)
+            return transfer if is_help else msgspec.structs.replace(transfer, prefix=None)
+        may_recompute = self._transfer.kv_load_failure_policy == "recompute"
+        return transfer if self._is_good(transfer, request, may_recompute=may_recompute) else None
+
+    def _is_good(self, ticket: KVTicket, request: GenerateRequest, *, may_recompute: bool) -> bool:
+        """Whether a ticket verifies. If not, it is counted, and raised unless its tokens may be computed here."""
         try:
-            self._verify(transfer, request)
+            self._verify(ticket, request)
         except TransferError as error:
-            recompute = self._transfer.kv_load_failure_policy == "recompute"
-            self.loop.count_refusal(error.cause, recomputed=recompute)
-            if not recompute:
+            self.loop.count_refusal(error.cause, recomputed=may_recompute)
+            if not may_recompute:
                 raise
-            log.warning("request %s: %s; recomputing", request.request_id, error)
-            return None
-        return transfer
+            log.warning("request %s: %s; computing it here", request.request_id, error)
+            return False
+        return True
 
     def _verify(self, ticket: KVTicket, request: GenerateRequest) -> None:
+        assert self._transfer is not None
         if ticket.connector != self._info.connector:
             raise TransferError("connector", f"the ticket is for {ticket.connector}, we have {self._info.connector}")
         verify(
@@ -162,9 +170,10 @@ class Engine:
             fingerprint=self._info.fingerprint,
             token_ids=request.token_ids + request.output_token_ids,
             now_s=time.time(),
+            secret=self._transfer.kv_connector_extra_config.secret,
         )
         listed = sum(len(group) for group in ticket.block_ids)
-        if listed != -(-ticket.num_tokens // self._info.block_size):
+        if ticket.block_ids and listed != -(-ticket.num_tokens // self._info.block_size):
             raise TransferError("token_count", f"{listed} blocks are not those of {ticket.num_tokens} tokens")
 
 
@@ -175,9 +184,10 @@ def _chunk(request: GenerateRequest, update: Update, *, is_first: bool) -> Gener
         stop_reason=None if update.finish is None else update.finish.stop_reason,
         logprobs=None if update.logprob is None else ChoiceLogprobs([update.logprob]),
     )
+    is_news = update.token_id is not None or update.finish is not None
     return GenerateChunk(
         request_id=request.request_id,
-        choices=[choice],
+        choices=[choice] if is_news else [],
         kv_transfer_params=None if update.ticket is None else msgspec.to_builtins(update.ticket),
         moments=update.moments,
         prompt_token_ids=request.token_ids if is_first and request.return_token_ids else None,

@@ -12,7 +12,8 @@ import msgspec
 
 from fourhop.wire.logprobs import ChoiceLogprobs
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "migrated"]
+"""Why a choice ended. `migrated`: it goes on elsewhere, with the ticket that comes beside it; clients never see it."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):

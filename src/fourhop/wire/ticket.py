@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 from array import array
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from fourhop.wire.errors import ClientError, TransferError, client_error
 from fourhop.wire.logprobs import TokenLogprob
+
+
+T = TypeVar("T")
 
 
 class FirstToken(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -28,7 +31,7 @@ class KVTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The right to pull one request's KV blocks from the engine that computed them, once, until it expires.
 
     `num_tokens` tokens are covered; `block_ids` lists the producer's physical blocks in order, the last one possibly
-    partial. `epoch` is the producer's boot id, `fingerprint` names weights, dtype, block size and layout, and
+    partial, and is empty while they are not all known. `epoch` is the producer's boot id, `fingerprint` names weights, dtype, block size and layout, and
     `token_hash` the covered tokens. `expires_at_s` is Unix time.
     """
 
@@ -54,7 +57,14 @@ class KVTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HoldRequest(msgspec.Struct, frozen=True):
-    """Prefill's instruction: stop after one token and hold the blocks for another engine."""
+    """Prefill's instruction: stop after one token and hold the blocks for another engine.
+
+    With `early_ticket` the ticket is the first thing to come back, before anything is computed, so that blocks travel
+    as they become ready. `prefix` is a ticket for KV of the prompt's beginning: a help, pulled if it can be.
+    """
+
+    early_ticket: bool = False
+    prefix: KVTicket | None = None
 
 
 def parse_transfer_params(params: dict[str, Any] | None) -> HoldRequest | KVTicket | None:
@@ -62,17 +72,21 @@ def parse_transfer_params(params: dict[str, Any] | None) -> HoldRequest | KVTick
     if params is None:
         return None
     if params.get("do_remote_prefill"):
-        try:
-            return msgspec.convert(params, KVTicket)
-        except msgspec.ValidationError as error:
-            raise client_error(error, "kv_transfer_params") from None
+        return _convert(params, KVTicket)
     if params.get("do_remote_decode"):
-        return HoldRequest()
+        return _convert({key: params[key] for key in ("early_ticket", "prefix") if key in params}, HoldRequest)
     if any(value is not None and value is not False for value in params.values()):
         raise ClientError(
             "kv_transfer_params must set do_remote_decode or do_remote_prefill", param="kv_transfer_params"
         )
     return None
+
+
+def _convert(params: dict[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(params, kind)
+    except msgspec.ValidationError as error:
+        raise client_error(error, "kv_transfer_params") from None
 
 
 def hash_tokens(token_ids: list[int]) -> str:

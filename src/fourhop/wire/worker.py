@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,3 +26,57 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_held_blocks: int
     num_running: int
     num_waiting: int
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A ticket that an engine has issued and that was not pulled yet (`GET /kv/leases`).
+
+    `expires_in_s` is None while the tokens are still being computed.
+    """
+
+    ticket_id: str
+    request_id: str
+    num_tokens: int
+    num_blocks: int
+    expires_in_s: float | None
+
+
+class Leases(msgspec.Struct, frozen=True, kw_only=True):
+    engine_id: str
+    epoch: str
+    leases: list[Lease]
+
+
+class RenewRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /kv/renew`: keep these tickets for another lease. Answered with those that are still known."""
+
+    ticket_ids: list[str]
+
+
+class RenewAnswer(msgspec.Struct, frozen=True):
+    ticket_ids: list[str]
+
+
+class PrefixRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /kv/prefix`: a ticket for the KV of the longest beginning of these tokens that the engine still has."""
+
+    token_ids: list[int]
+    cache_salt: str | None = None
+
+
+class PrefixAnswer(msgspec.Struct, frozen=True):
+    """`kv_transfer_params` is a ticket, or None where the engine has nothing of it."""
+
+    kv_transfer_params: dict[str, Any] | None
+
+
+class MigrateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /inference/v1/migrate`: end these requests with a ticket each, to be gone on with elsewhere."""
+
+    request_ids: list[str]
+
+
+class MigrateAnswer(msgspec.Struct, frozen=True):
+    """How many sequences were running under these names."""
+
+    num_migrated: int
