@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -10,8 +11,9 @@ from starlette.routing import Route
 
 from fourhop.engine.metrics import EngineCollector
 from fourhop.engine.server import Engine
-from fourhop.service import ServerConfig, create_app, json_response
+from fourhop.service import ServerConfig, create_app, json_response, read_body
 from fourhop.tokens.routes import token_routes
+from fourhop.wire.worker import MigrateAnswer, MigrateRequest, PrefixAnswer, PrefixRequest, RenewAnswer, RenewRequest
 
 
 def create(engine: Engine, config: ServerConfig) -> Starlette:
@@ -24,10 +26,31 @@ def create(engine: Engine, config: ServerConfig) -> Starlette:
     async def worker(request: Request) -> Response:
         return json_response(engine.info())
 
+    async def leases(request: Request) -> Response:
+        return json_response(await engine.leases())
+
+    async def renew(request: Request) -> Response:
+        body = await read_body(request, RenewRequest)
+        return json_response(RenewAnswer(await engine.renew(body.ticket_ids)))
+
+    async def prefix(request: Request) -> Response:
+        ticket = await engine.hold_prefix(await read_body(request, PrefixRequest))
+        return json_response(PrefixAnswer(None if ticket is None else msgspec.to_builtins(ticket)))
+
+    async def migrate(request: Request) -> Response:
+        body = await read_body(request, MigrateRequest)
+        return json_response(MigrateAnswer(await engine.migrate(body.request_ids)))
+
     info = engine.info()
     registry = CollectorRegistry()
     registry.register(EngineCollector(engine.loop, info.model))
     routes = token_routes(engine, model=info.model, abort=engine.abort)
-    return create_app(
-        routes=[*routes, Route("/health", health), Route("/worker", worker)], config=config, registry=registry
-    )
+    routes += [
+        Route("/health", health),
+        Route("/worker", worker),
+        Route("/kv/leases", leases),
+        Route("/kv/renew", renew, methods=["POST"]),
+        Route("/kv/prefix", prefix, methods=["POST"]),
+        Route("/inference/v1/migrate", migrate, methods=["POST"]),
+    ]
+    return create_app(routes=routes, config=config, registry=registry)

@@ -25,6 +25,7 @@ from fourhop.wire.errors import EngineError, FourhopError, TransferError
 from fourhop.wire.logprobs import TokenLogprob
 from fourhop.wire.moments import Moment, Timeline
 from fourhop.wire.ticket import FirstToken, KVTicket
+from fourhop.wire.worker import Lease
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class ModelRunner(Protocol):
 class Update:
     """What a job gained: a token, its end, or an error instead of everything else.
 
-    The first and the last update carry the moments so far.
+    The first with a token and the last carry the moments so far.
     """
 
     token_id: int | None = None
@@ -176,7 +177,40 @@ class EngineLoop:
         now = self.occupancy
         return bool(self._inbox) or now.num_running + now.num_waiting > 0
 
-    # The loop's own thread.
+    # The loop's own thread, `ask` included.
+
+    def migrate(self, names: list[str]) -> int:
+        """End running sequences of these request ids with tickets for what they have computed."""
+        wanted = set(names) - {""}
+        jobs = [job for job in self._jobs.values() if job.sequence.request_id in wanted]
+        for job in jobs:
+            self._migrate(job)
+        return len(jobs)
+
+    def leases(self) -> list[Lease]:
+        return [] if self.transfers is None else self.transfers.ledger.leases(self._clock())
+
+    def renew(self, ticket_ids: list[str]) -> list[str]:
+        return [] if self.transfers is None else self.transfers.ledger.renew(ticket_ids, self._clock())
+
+    def hold_prefix(self, sequence: Sequence) -> KVTicket | None:
+        """Hold the blocks that are cached of a sequence's beginning, with a ticket for them."""
+        if self.transfers is None or not self.scheduler.hold_prefix(sequence):
+            return None
+        self._runner.stage_out(sequence.blocks)
+        return self.transfers.ledger.issue(sequence, None, self._clock())
+
+    def _migrate(self, job: Job) -> None:
+        """What was computed is held under a ticket; what was not is the next engine's to compute."""
+        sequence, ticket = job.sequence, None
+        movable = sequence.phase is Phase.RUNNING and sequence.num_computed > 0 and not sequence.held_as
+        if self.transfers is not None and movable:
+            self.scheduler.suspend(sequence)
+            self._runner.stage_out(sequence.blocks)
+            ticket = self.transfers.ledger.issue(sequence, None, self._clock())
+        else:
+            self.scheduler.abort(sequence)
+        self._end(job, Update(finish=Finish("migrated"), ticket=ticket))
 
     def _run(self) -> None:
         try:
@@ -367,7 +401,8 @@ class EngineLoop:
         self._deliver(job, update)
 
     def _deliver(self, job: Job, update: Update) -> None:
-        if not job.is_announced or update.finish is not None:
+        is_first = not job.is_announced and update.token_id is not None
+        if is_first or update.finish is not None:
             update = replace(update, moments=job.timeline.since_received())
             job.is_announced = True
         job.deliver(update)

@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
@@ -15,15 +16,27 @@ from fourhop.engine.loop import EngineLoop, Job, Update
 from fourhop.engine.sequence import Sequence
 from fourhop.kv.config import KVTransferConfig
 from fourhop.tokens.choices import merge_choices, split_choices, with_seed
-from fourhop.tokens.limits import Limits, check_request, resolve_max_tokens
+from fourhop.tokens.limits import Limits, check_request, check_token_ids, resolve_max_tokens
 from fourhop.wire.errors import ClientError, TransferError, Unavailable
-from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, PromptTokensDetails, Usage
+from fourhop.wire.generate import (
+    ChunkChoice,
+    GenerateChunk,
+    GenerateRequest,
+    PromptTokensDetails,
+    SamplingParams,
+    Usage,
+)
 from fourhop.wire.logprobs import ChoiceLogprobs
 from fourhop.wire.moments import Timeline
 from fourhop.wire.ticket import HoldRequest, KVTicket, parse_transfer_params, verify
-from fourhop.wire.worker import Role, WorkerInfo
+from fourhop.wire.worker import Leases, PrefixRequest, Role, WorkerInfo
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ASK_TIMEOUT_S = 30.0
+"""The longest step that a question to the loop waits for."""
 
 ROLES: dict[str, Role] = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 
@@ -71,6 +84,53 @@ class Engine:
     async def abort(self, ids: Iterable[str]) -> None:
         """End requests by their request id or ticket id; held blocks are freed."""
         self.loop.abort_named(ids)
+
+    async def migrate(self, names: Iterable[str]) -> int:
+        """End running requests with a ticket each, to be gone on with elsewhere; returns how many there were."""
+        wanted = list(names)
+        return await self._ask(lambda: self.loop.migrate(wanted))
+
+    async def leases(self) -> Leases:
+        """The tickets that this engine keeps blocks for."""
+        return Leases(engine_id=self._info.engine_id, epoch=self._info.epoch, leases=await self._ask(self.loop.leases))
+
+    async def renew(self, ticket_ids: list[str]) -> list[str]:
+        """Begin new leases for tickets; returns those that are known."""
+        return await self._ask(lambda: self.loop.renew(ticket_ids))
+
+    async def hold_prefix(self, request: PrefixRequest) -> KVTicket | None:
+        """A ticket for the KV that is still here of the longest beginning of some tokens."""
+        check_token_ids(request.token_ids, self._info.vocab_size, "token_ids")
+        sequence = Sequence(
+            seq_id=next(self._ids),
+            request_id="",
+            prompt_token_ids=request.token_ids,
+            params=SamplingParams(),
+            seed=0,
+            max_tokens=1,
+            eos_token_ids=self._eos_token_ids,
+            cache_salt=request.cache_salt or "",
+            hold=True,
+        )
+        return await self._ask(lambda: self.loop.hold_prefix(sequence))
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """The answer of the loop's thread, given between two of its steps. Raises Unavailable when it has ended."""
+        if self.loop.failure is not None:
+            raise Unavailable(self.loop.failure)
+        event_loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = event_loop.create_future()
+
+        def settle(result: T) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        def ask() -> None:
+            result = question()
+            event_loop.call_soon_threadsafe(settle, result)
+
+        self.loop.ask(ask)
+        return await asyncio.wait_for(answer, ASK_TIMEOUT_S)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """See `TokenServer`. Raises ClientError for what cannot be served and TransferError for a bad ticket."""

@@ -32,7 +32,7 @@ from fourhop.wire.errors import ErrorBody, ErrorResponse, FourhopError, Unauthor
 
 log = logging.getLogger(__name__)
 
-GUARDED_PATHS = ("/v1/", "/inference/")
+GUARDED_PATHS = ("/v1/", "/inference/", "/kv/", "/router/")
 
 
 def create_app(

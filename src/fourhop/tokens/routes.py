@@ -123,7 +123,7 @@ class _View:
         self._num_output = len(request.output_token_ids)
 
     def show(self, chunk: GenerateChunk) -> GenerateChunk | None:
-        if not chunk.choices and not self._wants_usage:
+        if not chunk.choices and not self._wants_usage and chunk.kv_transfer_params is None:
             return None
         usage, prompt_ids = chunk.usage if self._wants_usage else None, self._prompt_ids
         self._prompt_ids = None
