@@ -89,6 +89,7 @@ async def run_serve(
                 registry=registry,
             )
             await service.serve(app, server, listener=listener)
+            _check(engine)
 
 
 async def run_frontend(model: str, upstream: UpstreamConfig, config: FrontendConfig, server: ServerConfig) -> None:
@@ -126,6 +127,7 @@ async def run_engine(
             from fourhop.engine.app import create
 
             await service.serve(create(engine, server), server, listener=listener)
+            _check(engine)
 
 
 async def _open_engine(
@@ -138,4 +140,13 @@ async def _open_engine(
         raise StartError(f"an engine needs {error.name}: pip install 'fourhop[engine]'") from None
     with loading(found.name.rpartition("/")[2]) as progress:
         opening = open_engine(config, found.folder, name=name, transfer=transfer, progress=progress)
-        return await stack.enter_async_context(opening)
+        engine = await stack.enter_async_context(opening)
+    # A process whose engine failed drains, answering what is open, and ends; whoever watches it starts another.
+    engine.loop.on_failure = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    return engine
+
+
+def _check(engine: Engine) -> None:
+    """Raises StartError if serving ended because the engine failed."""
+    if engine.loop.failure is not None:
+        raise StartError(engine.loop.failure)

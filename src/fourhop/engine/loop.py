@@ -104,7 +104,7 @@ class Counters:
 
 class EngineLoop:
     """Runs steps on a thread of its own until `stop`, or until a step raises: then every open job fails by name and
-    `failure` says why; an engine is whole or it is down."""
+    `failure` says why and `on_failure` is called; an engine is whole or it is down."""
 
     def __init__(
         self,
@@ -118,6 +118,7 @@ class EngineLoop:
         self.transfers: Transfers | None = None
         self.counters = Counters()
         self.failure: str | None = None
+        self.on_failure: Callable[[], None] = lambda: None
         self.last_progress_s = clock()
         self.occupancy = scheduler.occupancy()
         self._runner = runner
@@ -223,6 +224,7 @@ class EngineLoop:
             log.exception("the engine loop failed")
             self.failure = f"the engine loop failed: {type(error).__name__}"
             self._fail_all(EngineError("the engine failed while it computed this request"))
+            self.on_failure()
 
     def step(self) -> bool:
         """One turn. Returns False when there was nothing to do."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
@@ -37,7 +38,10 @@ async def open_engine(
     """
     device = _device(config.device)
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
-    loaded = load_model(folder, dtype=config.dtype, device=str(device), attention=ATTENTION, progress=progress)
+    # On a thread, so that a signal during the load is acted on at once.
+    loaded = await asyncio.to_thread(
+        load_model, folder, dtype=config.dtype, device=str(device), attention=ATTENTION, progress=progress
+    )
     layout = _layout(config, loaded)
     model = Model(
         name=name,
@@ -46,7 +50,7 @@ async def open_engine(
         max_model_len=_window(config, loaded, layout),
         eos_token_ids=loaded.eos_token_ids,
     )
-    pool = KVPool(layout)
+    pool = await asyncio.to_thread(KVPool, layout)
     try:
         runner = Runner(loaded, pool, device)
         async with run_engine(config, model, runner, pool, transfer=transfer) as engine:
