@@ -5,6 +5,8 @@ The engine's modules, and torch with them, are imported by those that run an eng
 
 from __future__ import annotations
 
+import os
+import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
