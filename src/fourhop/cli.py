@@ -14,6 +14,8 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from fourhop import __version__, checkpoint, service
+from fourhop.check import CheckConfig
+from fourhop.check import check_transfer as transfer_check
 from fourhop.checkpoint import DEFAULT_MODEL
 from fourhop.compose import UpstreamConfig, run_engine, run_frontend, run_serve
 from fourhop.engine.config import EngineConfig
@@ -168,6 +170,22 @@ def fetch(model: Model = DEFAULT_MODEL, /, *, log: LogConfig) -> None:
     """
     logs.configure(log.log_level)
     print(checkpoint.find(model).folder)
+
+
+check = App(name="check", help="Find out whether what is running is well.")
+app.command(check)
+
+
+def check_transfer(prefill: str, decode: str, /, *, check: CheckConfig, log: LogConfig) -> None:
+    """Measure how long KV takes from engine PREFILL to engine DECODE (URLs), and say what to try next.
+
+    Example: `fourhop check transfer http://127.0.0.1:8100 http://127.0.0.1:8200`
+    """
+    logs.configure(log.log_level)
+    service.run(transfer_check(prefill, decode, check))
+
+
+check.command(with_flags(check_transfer), name="transfer")
 
 
 def execute(arguments: Sequence[str]) -> int:

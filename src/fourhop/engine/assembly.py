@@ -73,6 +73,7 @@ async def run_engine(
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
         block_size=pool.layout.block_size,
+        kv_block_bytes=pool.layout.num_planes * pool.layout.block_bytes,
         num_blocks=pool.layout.num_blocks,
         num_free_blocks=pool.layout.num_blocks,
         num_held_blocks=0,

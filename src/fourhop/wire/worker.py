@@ -10,7 +10,10 @@ Role = Literal["prefill", "decode", "both"]
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's identity and load. `epoch` changes at every start; `fingerprint` decides who can share KV."""
+    """An engine's identity and load. `epoch` changes at every start; `fingerprint` decides who can share KV.
+
+    `kv_block_bytes` are those of one block in all layers.
+    """
 
     engine_id: str
     epoch: str
@@ -21,6 +24,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     block_size: int
+    kv_block_bytes: int = 0
     num_blocks: int
     num_free_blocks: int
     num_held_blocks: int
