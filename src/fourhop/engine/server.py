@@ -103,7 +103,7 @@ class Engine:
         check_token_ids(request.token_ids, self._info.vocab_size, "token_ids")
         sequence = Sequence(
             seq_id=next(self._ids),
-            request_id="",
+            request_id=request.request_id,
             prompt_token_ids=request.token_ids,
             params=SamplingParams(),
             seed=0,

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from array import array
+import struct
 from typing import Any, TypeVar
 
 import msgspec
 
 from fourhop.wire.errors import ClientError, TransferError, client_error
 from fourhop.wire.logprobs import TokenLogprob
-
 
 T = TypeVar("T")
 
@@ -31,8 +30,8 @@ class KVTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The right to pull one request's KV blocks from the engine that computed them, once, until it expires.
 
     `num_tokens` tokens are covered; `block_ids` lists the producer's physical blocks in order, the last one possibly
-    partial, and is empty while they are not all known. `epoch` is the producer's boot id, `fingerprint` names weights, dtype, block size and layout, and
-    `token_hash` the covered tokens. `expires_at_s` is Unix time.
+    partial, and is empty while they are not all known. `epoch` is the producer's boot id, `fingerprint` names weights,
+    dtype, block size and layout, and `token_hash` the covered tokens. `expires_at_s` is Unix time.
     """
 
     ticket_id: str
@@ -91,7 +90,7 @@ def _convert(params: dict[str, Any], kind: type[T]) -> T:
 
 def hash_tokens(token_ids: list[int]) -> str:
     """SHA-256 of the ids as little-endian 64-bit integers, in hex. Equal across processes and machines."""
-    return hashlib.sha256(array("q", token_ids).tobytes()).hexdigest()
+    return hashlib.sha256(struct.pack(f"<{len(token_ids)}q", *token_ids)).hexdigest()
 
 
 def sign(ticket: KVTicket, secret: str) -> KVTicket:

@@ -62,10 +62,14 @@ class RenewAnswer(msgspec.Struct, frozen=True):
 
 
 class PrefixRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /kv/prefix`: a ticket for the KV of the longest beginning of these tokens that the engine still has."""
+    """`POST /kv/prefix`: a ticket for the KV of the longest beginning of these tokens that the engine still has.
+
+    `request_id` is the asker's own, so that the ticket can be given back even when the answer is lost.
+    """
 
     token_ids: list[int]
     cache_salt: str | None = None
+    request_id: str = ""
 
 
 class PrefixAnswer(msgspec.Struct, frozen=True):
