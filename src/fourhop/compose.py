@@ -73,10 +73,10 @@ async def run_serve(
         async with AsyncExitStack() as stack:
             name = (config.served_model_name or (model,))[0]
             engine = await _open_engine(stack, engine_config, found, name, transfer)
-            from fourhop.engine.metrics import EngineCollector
+            from fourhop.engine import metrics
 
             registry = CollectorRegistry()
-            registry.register(EngineCollector(engine.loop, name))
+            metrics.register(registry, engine.loop, name)
 
             async def health() -> str | None:
                 return engine.health()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -15,8 +16,11 @@ from engine.test_engine import CONNECTORS, EARLY, HOLD, answer, make_request, se
 from fakes.engines import toy_engine, toy_pair
 from fourhop.engine.app import create
 from fourhop.engine.config import EngineConfig
-from fourhop.engine.toy import toy_output
+from fourhop.engine.sampler import Sampled
+from fourhop.engine.scheduler import Work
+from fourhop.engine.toy import ToyRunner, toy_output
 from fourhop.kv.config import KVTransferConfig
+from fourhop.kv.layout import KVPool
 from fourhop.service import ServerConfig
 from fourhop.wire.generate import GenerateChunk
 from fourhop.wire.ticket import KVTicket
@@ -101,13 +105,29 @@ async def some(chunks: AsyncIterator[GenerateChunk], count: int) -> list[int]:
     return tokens
 
 
+def gated(gate: threading.Event) -> Callable[[KVPool], ToyRunner]:
+    """A runner that stops before a sequence's tenth token until the gate opens."""
+
+    class Gated(ToyRunner):
+        def run(self, work: list[Work]) -> dict[int, Sampled | None]:
+            if any(item.sequence.num_output == 9 for item in work):
+                assert gate.wait(10)
+            return super().run(work)
+
+    return Gated
+
+
 @pytest.mark.parametrize("connector", CONNECTORS)
 def test_a_running_request_moves_with_its_kv(connector: str) -> None:
     async def main() -> None:
-        async with toy_pair(connector) as pair:
+        gate = threading.Event()
+        async with toy_pair(connector, runner=gated(gate)) as pair:
             async with aclosing(pair.prefill.generate(make_request(PROMPT, 40))) as chunks:
                 before = await some(chunks, 5)
-                assert await pair.prefill.migrate(["r"]) == 1
+                migration = asyncio.create_task(pair.prefill.migrate(["r"]))
+                await asyncio.sleep(0)
+                gate.set()
+                assert await migration == 1
                 rest = [chunk async for chunk in chunks]
             before += [token for chunk in rest for token in tokens_in(chunk)]
             (end,) = [chunk for chunk in rest if any(choice.finish_reason for choice in chunk.choices)]

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fourhop.engine.metrics import EngineCollector
+from fourhop.engine import metrics
 from fourhop.engine.server import Engine
 from fourhop.service import ServerConfig, create_app, json_response, read_body
 from fourhop.tokens.routes import token_routes
@@ -43,7 +43,7 @@ def create(engine: Engine, config: ServerConfig) -> Starlette:
 
     info = engine.info()
     registry = CollectorRegistry()
-    registry.register(EngineCollector(engine.loop, info.model))
+    metrics.register(registry, engine.loop, info.model)
     routes = token_routes(engine, model=info.model, abort=engine.abort)
     routes += [
         Route("/health", health),

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from fourhop.engine.durations import Durations
 from fourhop.engine.ledger import HoldLedger
 from fourhop.engine.pulls import PullBook
 from fourhop.engine.sampler import Sampled
@@ -75,6 +76,7 @@ class Job:
     first_token: Update | None = None
     early_ticket: bool = False
     is_announced: bool = False
+    last_token_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class EngineLoop:
         self.scheduler = scheduler
         self.transfers: Transfers | None = None
         self.counters = Counters()
+        self.durations = Durations()
         self.failure: str | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.last_progress_s = clock()
@@ -296,7 +299,7 @@ class EngineLoop:
     def _begin_loads(self, loads: list[Load]) -> None:
         for load in loads:
             assert self.transfers is not None
-            self._jobs[load.sequence.seq_id].timeline.mark(Moment.KV_REQUESTED, self._clock())
+            self._mark(self._jobs[load.sequence.seq_id], Moment.KV_REQUESTED)
             refusal = self.transfers.pulls.begin(load)
             if refusal is not None:
                 self._end_load(load.sequence, refusal)
@@ -324,7 +327,7 @@ class EngineLoop:
 
     def _after_pull(self, job: Job, event: Pulled) -> None:
         """The KV is here, and with it the first token, unless the request brought that itself."""
-        job.timeline.mark(Moment.KV_READY, self._clock())
+        self._mark(job, Moment.KV_READY)
         sequence = job.sequence
         if event.tail and not sequence.hold and not sequence.output_token_ids:
             first = msgspec.msgpack.decode(event.tail, type=FirstToken)
@@ -347,10 +350,15 @@ class EngineLoop:
         self.counters.recomputed += recomputed
 
     def _mark_started(self, sequences: Iterable[Sequence]) -> None:
-        now = self._clock()
         for sequence in sequences:
             if not sequence.output_token_ids:
-                self._jobs[sequence.seq_id].timeline.mark(Moment.PREFILL_STARTED, now)
+                self._mark(self._jobs[sequence.seq_id], Moment.PREFILL_STARTED)
+
+    def _mark(self, job: Job, moment: Moment) -> None:
+        """A moment has come; only the first time counts."""
+        if moment.value not in job.timeline.at_s:
+            job.timeline.mark(moment, self._clock())
+            self.durations.observe(moment, job.timeline)
 
     def _fail_tokenless(self, sampled: dict[int, Sampled | None]) -> dict[int, Sampled]:
         """End the sequences for which no token could be chosen; the others do not notice."""
@@ -367,7 +375,10 @@ class EngineLoop:
             job = self._jobs[sequence.seq_id]
             token = sampled[sequence.seq_id]
             if sequence.num_output == 1:
-                job.timeline.mark(Moment.PREFILL_DONE, now)
+                self._mark(job, Moment.PREFILL_DONE)
+            if job.last_token_s is not None:
+                self.durations.inter_token.observe(now - job.last_token_s)
+            job.last_token_s = now
             ticket = self._issue(sequence, token) if sequence.phase is Phase.HELD else None
             update = Update(token.token_id, token.logprob, finish, ticket)
             if finish is None:
@@ -397,7 +408,7 @@ class EngineLoop:
         self._jobs.pop(job.sequence.seq_id, None)
         if job.sequence.phase is not Phase.HELD:
             self._withdraw(job.sequence)
-        job.timeline.mark(Moment.LAST_TOKEN, self._clock())
+        self._mark(job, Moment.LAST_TOKEN)
         reason = update.finish.reason if update.finish is not None else "error"
         self.counters.count(self.counters.finished, reason)
         self._deliver(job, update)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from fourhop.engine.loop import EngineLoop
+
+
+def register(registry: CollectorRegistry, loop: EngineLoop, model: str) -> None:
+    """Add an engine's metrics to a registry."""
+    registry.register(EngineCollector(loop, model))
+    for histogram in loop.durations.histograms:
+        registry.register(histogram)
 
 
 class EngineCollector(Collector):
