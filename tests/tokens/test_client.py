@@ -19,6 +19,7 @@ from fourhop.tokens.connection import Timeouts, open_session
 from fourhop.tokens.worker import RemoteWorker
 from fourhop.wire.errors import FourhopError, PeerError, PeerRefused, PeerTimeout
 from fourhop.wire.generate import GenerateChunk, GenerateRequest, SamplingParams
+from fourhop.wire.worker import PrefixRequest
 
 REQUEST = GenerateRequest(token_ids=[1, 2], sampling_params=SamplingParams(max_tokens=2, seed=1), request_id="mine")
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -339,3 +340,29 @@ def test_timeouts_are_bounded() -> None:
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="idle_s"):
             Timeouts(idle_s=wrong)
+
+
+def test_an_engine_is_asked_for_leases_renewals_prefixes_and_migrations() -> None:
+    answers = {
+        "/kv/leases": b'{"engine_id":"e","epoch":"1","leases":[{"ticket_id":"t","request_id":"r","num_tokens":5,'
+        b'"num_blocks":2,"expires_in_s":null}]}',
+        "/kv/renew": b'{"ticket_ids":["t"]}',
+        "/kv/prefix": b'{"kv_transfer_params":null}',
+        "/inference/v1/migrate": b'{"num_migrated":2}',
+    }
+    playing: Peer
+
+    async def script(number: int, writer: asyncio.StreamWriter) -> bool:
+        writer.write(answer(b"200 OK", answers[playing.heads[-1].split()[1]]))
+        return True
+
+    async def scenario() -> None:
+        nonlocal playing
+        async with peer(script) as (playing, server), open_session() as session:
+            worker = RemoteWorker(server.url, session)
+            assert [lease.ticket_id for lease in (await worker.leases()).leases] == ["t"]
+            assert await worker.renew(["t", "u"]) == ["t"]
+            assert await worker.hold_prefix(PrefixRequest(token_ids=[1, 2], request_id="p")) is None
+            assert await worker.migrate(["r", "s"]) == 2
+
+    run(scenario())

@@ -11,7 +11,7 @@ import pytest
 from contracts.token_server import until
 from fourhop.tokens.connection import Session, Timeouts, call, open_session, split_url
 from fourhop.tokens.http import HIGH_WATER_BYTES
-from fourhop.wire.errors import PeerError
+from fourhop.wire.errors import PeerError, PeerTimeout
 
 TIMEOUTS = Timeouts(1.0, 5.0, 5.0)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
@@ -190,3 +190,25 @@ def test_a_line_break_cannot_enter_a_header() -> None:
 def test_only_http_urls(url: str) -> None:
     with pytest.raises(ValueError, match="not an http URL"):
         split_url(url)
+
+
+def test_a_peer_that_is_given_up_ends_every_call_that_waits_for_it_and_no_other() -> None:
+    """Before the head, inside the body, and not at another peer."""
+
+    async def scenario() -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhi"
+        async with playing(Peer(b"", head, OK)) as (session, url), playing(Peer(b"", OK)) as (_, other):
+            calls = [asyncio.create_task(get(session, url)) for _ in range(2)]
+            spared = asyncio.create_task(get(session, other))
+            async with asyncio.timeout(5):
+                while len(session._open) < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            session.cut(url)
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(end) for end in ends] == [PeerTimeout, PeerTimeout]
+            assert not spared.done()
+            assert await get(session, url) == b"hi"
+            session.cut(other)
+            await asyncio.gather(spared, return_exceptions=True)
+
+    run(scenario())

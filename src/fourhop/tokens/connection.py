@@ -67,7 +67,7 @@ class Session:
     def __init__(self, pool_idle_s: float) -> None:
         self._pool_idle_s = pool_idle_s
         self._idle: dict[Origin, list[tuple[float, Connection]]] = {}
-        self._open: set[Connection] = set()
+        self._open: dict[Connection, Origin] = {}
         self._tls: ssl.SSLContext | None = None
 
     async def __aenter__(self) -> Self:
@@ -98,7 +98,7 @@ class Session:
             _, connection = await loop.create_connection(
                 Connection, origin.host, origin.port, ssl=self._tls_context() if origin.is_secure else None
             )
-        self._open.add(connection)
+        self._open[connection] = origin
         return connection
 
     def give_back(self, origin: Origin, connection: Connection) -> None:
@@ -111,6 +111,12 @@ class Session:
         if not idle:
             loop.call_later(self._pool_idle_s, self._sweep, origin)
         idle.append((loop.time(), connection))
+
+    def cut(self, url: str) -> None:
+        """Give a silent peer up: every call that waits for it ends in PeerTimeout at once."""
+        origin, _ = split_url(url)
+        for connection in [one for one, where in self._open.items() if where == origin]:
+            connection.cut()
 
     def _sweep(self, origin: Origin) -> None:
         """Close what was idle for too long; comes again while there is something idle."""
@@ -125,7 +131,7 @@ class Session:
 
     def _drop(self, connection: Connection) -> None:
         connection.close()
-        self._open.discard(connection)
+        self._open.pop(connection, None)
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:

@@ -78,6 +78,11 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         self._transport.close()
 
+    def cut(self) -> None:
+        """Wait no longer: who waits, and who comes later, gets a TimeoutError."""
+        self._lose(TimeoutError())
+        self._wake()
+
     def _begin(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []

@@ -1,17 +1,33 @@
-"""`RemoteWorker`: what a router asks of an engine besides tokens: is it well, who is it, and stop."""
+"""`RemoteWorker`: what a router asks of an engine besides tokens: is it well, who is it, what does it hold."""
 
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Any, TypeVar
 
 import msgspec
 
 from fourhop.tokens.connection import Session, Timeouts, call, request_headers
 from fourhop.wire.errors import PeerError, PeerRefused
 from fourhop.wire.generate import AbortRequest
-from fourhop.wire.worker import WorkerInfo
+from fourhop.wire.worker import (
+    Leases,
+    MigrateAnswer,
+    MigrateRequest,
+    PrefixAnswer,
+    PrefixRequest,
+    RenewAnswer,
+    RenewRequest,
+    WorkerInfo,
+)
+
+T = TypeVar("T")
 
 ABORT_PATH = "/inference/v1/abort_requests"
+MIGRATE_PATH = "/inference/v1/migrate"
+LEASES_PATH = "/kv/leases"
+RENEW_PATH = "/kv/renew"
+PREFIX_PATH = "/kv/prefix"
 
 
 class RemoteWorker:
@@ -34,14 +50,42 @@ class RemoteWorker:
             if error.status == 404:
                 return None
             raise
-        try:
-            return msgspec.json.decode(body, type=WorkerInfo)
-        except msgspec.DecodeError as error:
-            raise PeerError(f"{self.url}/worker is not what it should be: {error}") from None
+        return self._decode(body, WorkerInfo, "/worker")
 
     async def abort(self, request_ids: list[str]) -> None:
         """Stop these requests and release what they hold; ids of requests or tickets. Unknown ids are ignored."""
         await self._call("POST", ABORT_PATH, msgspec.json.encode(AbortRequest(request_ids)))
+
+    async def leases(self) -> Leases:
+        """The tickets that the engine keeps blocks for."""
+        _, body = await self._call("GET", LEASES_PATH)
+        return self._decode(body, Leases, LEASES_PATH)
+
+    async def renew(self, ticket_ids: list[str]) -> list[str]:
+        """Keep tickets for another lease; returns those that the engine still knows."""
+        return (await self._ask(RENEW_PATH, RenewRequest(ticket_ids), RenewAnswer)).ticket_ids
+
+    async def hold_prefix(self, request: PrefixRequest) -> dict[str, Any] | None:
+        """A ticket for the longest beginning that the engine still has, as transfer parameters; None if it has none."""
+        return (await self._ask(PREFIX_PATH, request, PrefixAnswer)).kv_transfer_params
+
+    async def migrate(self, request_ids: list[str]) -> int:
+        """Have the streams of these requests end, to be gone on with elsewhere; returns how many there were."""
+        return (await self._ask(MIGRATE_PATH, MigrateRequest(request_ids), MigrateAnswer)).num_migrated
+
+    def cut(self) -> None:
+        """Give the engine up: every call to it that is open ends in PeerTimeout."""
+        self._session.cut(self.url)
+
+    async def _ask(self, path: str, question: object, kind: type[T]) -> T:
+        _, body = await self._call("POST", path, msgspec.json.encode(question))
+        return self._decode(body, kind, path)
+
+    def _decode(self, body: bytes, kind: type[T], path: str) -> T:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as error:
+            raise PeerError(f"{self.url}{path} is not what it should be: {error}") from None
 
     async def _call(
         self, method: str, path: str, body: bytes = b"", accepted: Container[int] = (200,)
