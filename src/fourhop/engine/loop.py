@@ -125,7 +125,7 @@ class EngineLoop:
         self.last_progress_s = clock()
         self.occupancy = scheduler.occupancy()
         self._runner = runner
-        self._clock = clock
+        self.clock = clock
         self._recompute = recompute
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
@@ -143,37 +143,37 @@ class EngineLoop:
     def stop(self) -> None:
         """End the loop after the step at hand; open jobs fail. Blocks until it has ended."""
         self._stopping = True
-        self._wake.set()
+        self.notify()
         self._thread.join()
 
     def submit(self, job: Job) -> None:
         self._inbox.append(lambda: self._accept(job))
-        self._wake.set()
+        self.notify()
 
     def abort(self, seq_ids: Iterable[int]) -> None:
         """End sequences whose client is gone, wherever they are. Unknown ids are ignored."""
         ids = list(seq_ids)
         self._inbox.append(lambda: self._abort(ids))
-        self._wake.set()
+        self.notify()
 
     def abort_named(self, names: Iterable[str]) -> None:
         """End sequences by request id or ticket id, held ones included."""
         wanted = set(names) - {""}
         self._inbox.append(lambda: self._abort(self._ids_of(wanted)))
-        self._wake.set()
+        self.notify()
 
     def ask(self, question: Callable[[], None]) -> None:
         """Have something done on the loop's thread, between two steps."""
         self._inbox.append(question)
-        self._wake.set()
+        self.notify()
 
     def count_refusal(self, cause: str, *, recomputed: bool) -> None:
         """A ticket did not verify, so it never became a job's."""
         self._inbox.append(lambda: self._count_failure(cause, recomputed))
-        self._wake.set()
+        self.notify()
 
     def notify(self) -> None:
-        """A connector has news."""
+        """There is news for the loop: wake it if it sleeps."""
         self._wake.set()
 
     @property
@@ -192,17 +192,17 @@ class EngineLoop:
         return len(jobs)
 
     def leases(self) -> list[Lease]:
-        return [] if self.transfers is None else self.transfers.ledger.leases(self._clock())
+        return [] if self.transfers is None else self.transfers.ledger.leases(self.clock())
 
     def renew(self, ticket_ids: list[str]) -> list[str]:
-        return [] if self.transfers is None else self.transfers.ledger.renew(ticket_ids, self._clock())
+        return [] if self.transfers is None else self.transfers.ledger.renew(ticket_ids, self.clock())
 
     def hold_prefix(self, sequence: Sequence) -> KVTicket | None:
         """Hold the blocks that are cached of a sequence's beginning, with a ticket for them."""
         if self.transfers is None or not self.scheduler.hold_prefix(sequence):
             return None
         self._runner.stage_out(sequence.blocks)
-        return self.transfers.ledger.issue(sequence, None, self._clock())
+        return self.transfers.ledger.issue(sequence, None, self.clock())
 
     def _migrate(self, job: Job) -> None:
         """What was computed is held under a ticket; what was not is the next engine's to compute."""
@@ -211,7 +211,7 @@ class EngineLoop:
         if self.transfers is not None and movable:
             self.scheduler.suspend(sequence)
             self._runner.stage_out(sequence.blocks)
-            ticket = self.transfers.ledger.issue(sequence, None, self._clock())
+            ticket = self.transfers.ledger.issue(sequence, None, self.clock())
         else:
             self.scheduler.abort(sequence)
         self._end(job, Update(finish=Finish("migrated"), ticket=ticket))
@@ -221,7 +221,7 @@ class EngineLoop:
             while not self._stopping:
                 self._wake.clear()
                 if not self.step():
-                    self._wake.wait(self._idle_timeout_s())
+                    self._wake.wait(self.idle_timeout_s())
             self._fail_all(EngineError("the engine is shutting down"))
         except Exception as error:  # a worker loop fails one request or the process, never half
             log.exception("the engine loop failed")
@@ -242,7 +242,7 @@ class EngineLoop:
         self.occupancy = self.scheduler.occupancy()
         self._publish(gained, sampled)
         self._extend_tickets(work)
-        self.last_progress_s = self._clock()
+        self.last_progress_s = self.clock()
         return bool(step.work or step.loads or step.preempted)
 
     def _take_requests(self) -> None:
@@ -275,7 +275,7 @@ class EngineLoop:
     def _poll_transfers(self) -> None:
         if self.transfers is None:
             return
-        now, ledger, pulls = self._clock(), self.transfers.ledger, self.transfers.pulls
+        now, ledger, pulls = self.clock(), self.transfers.ledger, self.transfers.pulls
         for event in self.transfers.connector.poll():
             if isinstance(event, Renewed):
                 ledger.renew([event.ticket_id], now)
@@ -357,7 +357,7 @@ class EngineLoop:
     def _mark(self, job: Job, moment: Moment) -> None:
         """A moment has come; only the first time counts."""
         if moment.value not in job.timeline.at_s:
-            job.timeline.mark(moment, self._clock())
+            job.timeline.mark(moment, self.clock())
             self.durations.observe(moment, job.timeline)
 
     def _fail_tokenless(self, sampled: dict[int, Sampled | None]) -> dict[int, Sampled]:
@@ -369,7 +369,7 @@ class EngineLoop:
         return {seq_id: token for seq_id, token in sampled.items() if token is not None}
 
     def _publish(self, gained: list[tuple[Sequence, Finish | None]], sampled: dict[int, Sampled]) -> None:
-        now = self._clock()
+        now = self.clock()
         self.counters.generation_tokens += len(gained)
         for sequence, finish in gained:
             job = self._jobs[sequence.seq_id]
@@ -392,7 +392,7 @@ class EngineLoop:
             self.scheduler.abort(sequence)
             return None
         self._runner.stage_out(sequence.blocks)
-        return self.transfers.ledger.issue(sequence, FirstToken(token.token_id, token.logprob), self._clock())
+        return self.transfers.ledger.issue(sequence, FirstToken(token.token_id, token.logprob), self.clock())
 
     def _extend_tickets(self, work: list[Work]) -> None:
         """Let blocks travel that this step completed, of sequences whose tickets are out already."""
@@ -446,9 +446,9 @@ class EngineLoop:
         for job in list(self._jobs.values()):
             self._end(job, Update(error=error))
 
-    def _idle_timeout_s(self) -> float | None:
+    def idle_timeout_s(self) -> float | None:
         """Until the next lease ends; for ever when there is none, since everything else sets `_wake`."""
         if self.transfers is None:
             return None
-        expiry = self.transfers.ledger.next_expiry_in_s(self._clock())
+        expiry = self.transfers.ledger.next_expiry_in_s(self.clock())
         return RENEW_EVERY_S if self.scheduler.waiting else expiry
