@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,19 @@ from fakes.kv_world import LAYOUT, WAIT_S, Party, World, make_ticket, world_of
 from fourhop.kv.config import ConnectorOptions, KVTransferConfig
 from fourhop.kv.connector import PullFailed, Released
 from fourhop.kv.connectors import CONNECTORS, open_connector
-from fourhop.kv.control import Channel, Claim, Confirmed, Granted, Ready, Refused, Release, SharedMemory
+from fourhop.kv.control import (
+    HEADER,
+    Channel,
+    Claim,
+    Confirmed,
+    Granted,
+    Ready,
+    Refused,
+    Release,
+    Renew,
+    SharedMemory,
+    seal,
+)
 from fourhop.kv.layout import KVPool
 from fourhop.kv.pulls import Conduct
 from fourhop.kv.sockets import Listener
@@ -34,9 +45,8 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     opened.close()
 
 
-def frame(value: object) -> bytes:
-    body = msgspec.msgpack.encode(value)
-    return struct.pack(">I", len(body)) + body
+def frame(value: object, number: int = 0) -> bytes:
+    return seal(msgspec.msgpack.encode(value), number)
 
 
 def claim_of(ticket: KVTicket, **changes: Any) -> Claim:
@@ -66,14 +76,16 @@ def hangs_up(sock: socket.socket) -> bool:
     "garbage",
     [
         b"GET / HTTP/1.1\r\nHost: engine\r\n\r\n",
-        struct.pack(">I", 2**32 - 1),
-        struct.pack(">I", 0),
-        struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1",
+        HEADER.pack(2**32 - 1, 0),
+        HEADER.pack(0, 0),
+        seal(b"\xc1\xc1\xc1\xc1", 0),
         frame({"type": "claim"}),
         frame({"type": "claim", "ticket_id": 7}),
         frame({"type": "launch"}),
         frame(Release()),
         frame([1, 2, 3]),
+        frame(Renew("t", "epoch-1"), number=1),
+        HEADER.pack(4, 0) + msgspec.msgpack.encode({"a": 1}),
     ],
 )
 def test_garbage_ends_its_own_connection_only(world: World, garbage: bytes) -> None:
@@ -117,7 +129,7 @@ def test_claim_of_another_protocol_version_is_refused(world: World) -> None:
     ticket = producer.publish("t", [1])
     with dial(ticket) as sock:
         sock.sendall(frame(claim_of(ticket, version=1)))
-        (num_bytes,) = struct.unpack(">I", sock.recv(4, socket.MSG_WAITALL))
+        num_bytes, _ = HEADER.unpack(sock.recv(HEADER.size, socket.MSG_WAITALL))
         answer = msgspec.msgpack.decode(sock.recv(num_bytes, socket.MSG_WAITALL), type=Refused)
     assert answer.cause == "protocol"
 
@@ -126,7 +138,7 @@ def test_unknown_fields_of_a_claim_are_ignored(world: World) -> None:
     producer = world.party()
     ticket = producer.publish("t", [])
     with dial(ticket) as sock:
-        sock.sendall(frame({**msgspec.to_builtins(claim_of(ticket)), "lease_s": 3}) + frame(Release()))
+        sock.sendall(frame({**msgspec.to_builtins(claim_of(ticket)), "lease_s": 3}) + frame(Release(), 1))
         assert producer.next_event() == Released("t")
 
 
@@ -161,7 +173,7 @@ def pull_from(listener: Listener, consumer: Party) -> str:
         (b"", "unreachable"),
         (b"\x00\x00\x00", "unreachable"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "protocol"),
-        (struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1", "protocol"),
+        (seal(b"\xc1\xc1\xc1\xc1", 0), "protocol"),
         (frame(Confirmed()), "protocol"),
         (frame({"type": "granted", "memory": 5}), "protocol"),
         (frame(Refused("fire\nand water", "x" * 10_000)), "protocol"),

@@ -18,9 +18,10 @@ the ticket too, because nobody else may claim it.
 
 Renew and Decline are notes: connections of one message, without an answer.
 
-A frame is a length (4 bytes, big-endian) and a msgpack map whose `type` names the message; unknown fields are ignored,
-so messages can gain optional ones. Each side waits for the other for at most its own timeout, and whatever is wrong
-with a connection ends that one only.
+A frame is a length, a checksum (4 bytes each, big-endian) and a msgpack map whose `type` names the message; unknown
+fields are ignored, so messages can gain optional ones. The checksum covers the frame's number too, so frames that were
+changed, lost, repeated or exchanged end the conversation instead of misleading it. Each side waits for the other for at
+most its own timeout, and whatever is wrong with a connection ends that one only.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
@@ -36,7 +38,8 @@ import msgspec
 
 from fourhop.kv.connector import CAUSES, PullError
 
-VERSION = 2
+VERSION = 3
+HEADER = struct.Struct(">II")
 MAX_REQUEST_BYTES = 64 * 2**10
 MAX_ANSWER_BYTES = 8 * 2**20
 """An answer may carry the block list of a prompt of millions of tokens. A longer frame is never read."""
@@ -113,6 +116,17 @@ Request = TypeVar("Request", More, Release)
 Answer = TypeVar("Answer", Granted, Ready, Confirmed)
 
 
+def seal(body: bytes, number: int) -> bytes:
+    """A frame, the `number`th of its direction, counted from 0."""
+    return HEADER.pack(len(body), zlib.crc32(body, number)) + body
+
+
+def check_seal(body: bytes | bytearray, checksum: int, number: int) -> None:
+    """Raises msgspec.DecodeError for a body that is not the one that was sealed under that number."""
+    if zlib.crc32(body, number) != checksum:
+        raise msgspec.DecodeError("a frame whose checksum is not its own")
+
+
 class Channel:
     """A connected socket that speaks frames and raw bytes, and waits for its peer for at most `timeout_s` at a time.
 
@@ -125,6 +139,7 @@ class Channel:
         self._timeout_s = timeout_s
         self._clock = clock
         self._deadline_s = clock() + timeout_s
+        self._num_sent = self._num_received = 0
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def connect(self, host: str, port: int) -> None:
@@ -132,8 +147,8 @@ class Channel:
         self._sock.connect((host, port))
 
     def send(self, message: msgspec.Struct) -> None:
-        frame = msgspec.msgpack.encode(message)
-        self.send_buffers([memoryview(struct.pack(">I", len(frame)) + frame)])
+        self.send_buffers([memoryview(seal(msgspec.msgpack.encode(message), self._num_sent))])
+        self._num_sent += 1
 
     def receive_opening(self) -> Opening:
         """Producer: the first frame."""
@@ -193,10 +208,13 @@ class Channel:
 
     def _frame(self, max_bytes: int) -> bytearray:
         self._restart()
-        (num_bytes,) = struct.unpack(">I", self._exactly(4))
+        num_bytes, checksum = HEADER.unpack(self._exactly(HEADER.size))
         if not 0 < num_bytes <= max_bytes:
             raise msgspec.DecodeError(f"a frame of {num_bytes} bytes")
-        return self._exactly(num_bytes)
+        body = self._exactly(num_bytes)
+        check_seal(body, checksum, self._num_received)
+        self._num_received += 1
+        return body
 
     def _exactly(self, num_bytes: int) -> bytearray:
         """The next bytes, before the deadline."""
