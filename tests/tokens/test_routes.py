@@ -159,7 +159,7 @@ def test_a_request_without_an_id_gets_a_fresh_one() -> None:
         ({"sampling_params": {"stop": ["x"]}}, "sampling_params.stop"),
         ({"sampling_params": {"bad_words": ["x"]}}, "sampling_params.bad_words"),
         ({"sampling_params": {"prompt_logprobs": 1}}, "sampling_params.prompt_logprobs"),
-        ({"sampling_params": {"structured_outputs": {"json": {}}}}, "sampling_params.structured_outputs"),
+        ({"sampling_params": {"structured_outputs": {"tag": ""}}}, "sampling_params.structured_outputs"),
         ({"sampling_params": {"extra_args": {"x": 1}}}, "sampling_params.extra_args.x"),
         (
             {"sampling_params": {"extra_args": {"kv_transfer_params": 1}}},

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fourhop.engine.blocks import BlockPool
 from fourhop.engine.config import EngineConfig
+from fourhop.engine.grammar import Grammars
 from fourhop.engine.ledger import HoldLedger, Identity
 from fourhop.engine.loop import RENEW_EVERY_S, EngineLoop, ModelRunner, Transfers
 from fourhop.engine.pulls import PullBook
@@ -38,6 +39,18 @@ class Model:
     eos_token_ids: frozenset[int]
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What an engine takes from its process: the time, and how its loop is driven. Production uses the defaults."""
+
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    loop: type[EngineLoop] = EngineLoop
+
+
+PROCESS = Surroundings()
+
+
 @contextlib.asynccontextmanager
 async def run_engine(
     config: EngineConfig,
@@ -46,23 +59,26 @@ async def run_engine(
     pool: KVPool,
     *,
     transfer: KVTransferConfig | None = None,
+    grammars: Grammars | None = None,
     connect: Callable[[KVTransferConfig, KVPool, str, Notify], Connector] = open_connector,
+    surroundings: Surroundings = PROCESS,
 ) -> AsyncIterator[Engine]:
-    """An engine of the given parts, running until the context is left."""
+    """An engine of the given parts, running until the context is left. Without `grammars` it enforces none."""
     identity = Identity(
         engine_id=(transfer.engine_id if transfer is not None else "") or f"engine-{secrets.token_hex(4)}",
         epoch=secrets.token_hex(8),
         fingerprint=model.fingerprint,
     )
-    loop = EngineLoop(
+    loop = surroundings.loop(
         runner,
         Scheduler(BlockPool(pool.layout.num_blocks), _step_limits(config, model, pool.layout)),
-        clock=time.monotonic,
+        clock=surroundings.clock,
         recompute=transfer is not None and transfer.kv_load_failure_policy == "recompute",
     )
     transfers = None
     if transfer is not None:
-        transfers = _transfers(transfer, connect(transfer, pool, identity.epoch, loop.notify), identity, pool.layout)
+        connector = connect(transfer, pool, identity.epoch, loop.notify)
+        transfers = _transfers(transfer, connector, identity, pool.layout, surroundings.wall_clock)
     info = WorkerInfo(
         engine_id=identity.engine_id,
         epoch=identity.epoch,
@@ -92,14 +108,22 @@ async def run_engine(
         info.connector,
     )
     try:
-        yield Engine(loop, info, limits, model.eos_token_ids, transfer, config.stall_timeout_s)
+        yield Engine(
+            loop, info, limits, model.eos_token_ids, transfer, config.stall_timeout_s, grammars, surroundings.wall_clock
+        )
     finally:
         loop.stop()
         if transfers is not None:
             transfers.connector.close()
 
 
-def _transfers(config: KVTransferConfig, connector: Connector, identity: Identity, layout: BlockLayout) -> Transfers:
+def _transfers(
+    config: KVTransferConfig,
+    connector: Connector,
+    identity: Identity,
+    layout: BlockLayout,
+    wall_clock: Callable[[], float],
+) -> Transfers:
     options = config.kv_connector_extra_config
     ledger = HoldLedger(
         connector,
@@ -107,7 +131,7 @@ def _transfers(config: KVTransferConfig, connector: Connector, identity: Identit
         block_size=layout.block_size,
         lease_s=options.kv_lease_duration,
         secret=options.secret,
-        wall_clock=time.time,
+        wall_clock=wall_clock,
     )
     return Transfers(connector, ledger, PullBook(connector, block_size=layout.block_size, renew_every_s=RENEW_EVERY_S))
 

@@ -13,6 +13,7 @@ import torch
 from fourhop.engine.assembly import Model, run_engine
 from fourhop.engine.attention import ATTENTION
 from fourhop.engine.config import EngineConfig
+from fourhop.engine.grammar import Grammars
 from fourhop.engine.model import LoadedModel, fingerprint, load_model
 from fourhop.engine.runner import Runner
 from fourhop.engine.server import Engine
@@ -53,7 +54,8 @@ async def open_engine(
     pool = await asyncio.to_thread(KVPool, layout)
     try:
         runner = Runner(loaded, pool, device)
-        async with run_engine(config, model, runner, pool, transfer=transfer) as engine:
+        grammars = Grammars(folder, loaded.vocab_size, loaded.eos_token_ids)
+        async with run_engine(config, model, runner, pool, transfer=transfer, grammars=grammars) as engine:
             yield engine
     finally:
         pool.close()

@@ -58,6 +58,7 @@ class Runner:
                 prompt_token_ids=sequence.prompt_token_ids,
                 output_token_ids=sequence.output_token_ids,
                 eos_token_ids=sequence.eos_token_ids,
+                allowed=None if sequence.allowed is None else sequence.allowed(sequence.output_token_ids),
             )
             for sequence in sampling
         ]

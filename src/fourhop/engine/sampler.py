@@ -1,7 +1,8 @@
 """From logits to tokens: a pure function of logits, parameters, seed and position.
 
-Order of operations and meaning of the parameters are vLLM's (`vllm/v1/sample/sampler.py`, docstring of `Sampler`):
-allowed_token_ids, min_tokens, logit_bias, penalties, then greedy, or temperature, min_p, top_k, top_p and one draw.
+Order of operations and meaning of the parameters are vLLM's (`vllm/v1/sample/sampler.py`, docstring of `Sampler`): the
+grammar's tokens, allowed_token_ids, min_tokens, logit_bias, penalties, then greedy, or temperature, min_p, top_k, top_p
+and one draw.
 Log-probabilities are the model's own, before any of these ("raw_logprobs").
 
 Among equal values the lower token id is the likelier one. Rows never see one another.
@@ -43,6 +44,7 @@ class SampleRow:
         prompt_token_ids: Counted by repetition_penalty.
         output_token_ids: Counted by all three penalties and by min_tokens.
         eos_token_ids: Not chosen before min_tokens, like stop_token_ids.
+        allowed: The tokens that a grammar allows, bool [vocab_size]; None for all.
     """
 
     params: SamplingParams
@@ -51,6 +53,7 @@ class SampleRow:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     eos_token_ids: frozenset[int]
+    allowed: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ def _is_plain(row: SampleRow) -> bool:
     """True if the row takes its likeliest token and needs nothing else."""
     params = row.params
     return (
-        params.temperature < GREEDY_TEMPERATURE
+        row.allowed is None
+        and params.temperature < GREEDY_TEMPERATURE
         and params.logprobs is None
         and params.allowed_token_ids is None
         and not params.logit_bias
@@ -137,6 +141,8 @@ def _adjust(raw: Floats, row: SampleRow) -> Floats:
     if params.allowed_token_ids is not None:
         scores = np.full_like(raw, -np.inf)
         scores[params.allowed_token_ids] = raw[params.allowed_token_ids]
+    if row.allowed is not None:
+        scores[~row.allowed] = -np.inf
     if len(row.output_token_ids) < params.min_tokens:
         scores[[*row.eos_token_ids, *params.stop_token_ids]] = -np.inf
     for token, bias in (params.logit_bias or {}).items():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fourhop.engine.blocks import extend_hashes, hash_block, root_hash
+from fourhop.engine.grammar import Allowed
 from fourhop.wire.generate import FinishReason, SamplingParams
 from fourhop.wire.ticket import KVTicket
 
@@ -39,7 +40,8 @@ class Sequence:
 
     `token_ids` is prompt and output in one list. KV of the first `num_computed` tokens is in `blocks`; the rest is to
     be computed. `block_hashes` covers the full blocks whose tokens are known. `seq_id` is
-    ours and unique, `request_id` the client's and not. `held_as` is the ticket of a
+    ours and unique, `request_id` the client's and not. `allowed` tells which tokens may follow an output so far, where
+    the request asks for a structure. `held_as` is the ticket of a
     held sequence; an orphan is one whose ticket ended before it was computed, so there is nobody to hold it for.
     """
 
@@ -54,6 +56,7 @@ class Sequence:
     hold: bool = False
     ticket: KVTicket | None = None
     output_token_ids: list[int] = field(default_factory=list)
+    allowed: Allowed | None = None
     phase: Phase = Phase.WAITING
     token_ids: list[int] = field(init=False)
     blocks: list[int] = field(default_factory=list)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from fourhop.engine.grammar import PARAM, Allowed, Grammars
 from fourhop.engine.loop import EngineLoop, Job, Update
 from fourhop.engine.sequence import Sequence
 from fourhop.kv.config import KVTransferConfig
@@ -52,6 +53,8 @@ class Engine:
         eos_token_ids: frozenset[int],
         transfer: KVTransferConfig | None,
         stall_timeout_s: float,
+        grammars: Grammars | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.limits = limits
         self.loop = loop
@@ -59,6 +62,8 @@ class Engine:
         self._eos_token_ids = eos_token_ids
         self._transfer = transfer
         self._stall_timeout_s = stall_timeout_s
+        self._grammars = grammars
+        self._wall_clock = wall_clock
         self._ids = itertools.count()
 
     def info(self) -> WorkerInfo:
@@ -76,7 +81,7 @@ class Engine:
         """Why this engine cannot make progress, or None when it can."""
         if self.loop.failure is not None:
             return self.loop.failure
-        stalled_s = time.monotonic() - self.loop.last_progress_s
+        stalled_s = self.loop.clock() - self.loop.last_progress_s
         if self.loop.is_busy and stalled_s > self._stall_timeout_s:
             return f"no step has ended for {stalled_s:.0f} s although there is work"
         return None
@@ -150,7 +155,8 @@ class Engine:
         """One choice. Leaving early, by whatever way, aborts the sequence."""
         updates: asyncio.Queue[Update] = asyncio.Queue()
         event_loop = asyncio.get_running_loop()
-        job = self._job(request, lambda update: event_loop.call_soon_threadsafe(updates.put_nowait, update))
+        allowed = await self._allowed(request)
+        job = self._job(request, allowed, lambda update: event_loop.call_soon_threadsafe(updates.put_nowait, update))
         self.loop.submit(job)
         ended = False
         first = True
@@ -167,7 +173,16 @@ class Engine:
             if not ended:
                 self.loop.abort([job.sequence.seq_id])
 
-    def _job(self, request: GenerateRequest, deliver: Callable[[Update], object]) -> Job:
+    async def _allowed(self, request: GenerateRequest) -> Allowed | None:
+        """The tokens that the request's grammar allows; None if it has none. Compiled beside the event loop."""
+        if request.sampling_params.structured_outputs is None:
+            return None
+        if self._grammars is None:
+            raise ClientError(f"{PARAM}: this engine has no vocabulary to enforce grammars with", param=PARAM)
+        constraint = await asyncio.to_thread(self._grammars.constraint, request)
+        return None if constraint is None else constraint.allowed
+
+    def _job(self, request: GenerateRequest, allowed: Allowed | None, deliver: Callable[[Update], object]) -> Job:
         transfer = self._checked_transfer(request)
         hold = transfer if isinstance(transfer, HoldRequest) else None
         ticket = transfer if isinstance(transfer, KVTicket) else hold.prefix if hold is not None else None
@@ -183,6 +198,7 @@ class Engine:
             request_id=request.request_id,
             prompt_token_ids=request.token_ids,
             output_token_ids=output,
+            allowed=allowed,
             params=params,
             seed=params.seed,
             max_tokens=params.max_tokens,
@@ -192,7 +208,7 @@ class Engine:
             ticket=ticket,
         )
         early = hold is not None and hold.early_ticket
-        return Job(sequence, deliver, Timeline(time.monotonic()), first_token, early)
+        return Job(sequence, deliver, Timeline(self.loop.clock()), first_token, early)
 
     def _checked_transfer(self, request: GenerateRequest) -> HoldRequest | KVTicket | None:
         """The hand-over that the request asks for, verified; None if it is to be computed here."""
@@ -229,7 +245,7 @@ class Engine:
             ticket,
             fingerprint=self._info.fingerprint,
             token_ids=request.token_ids + request.output_token_ids,
-            now_s=time.time(),
+            now_s=self._wall_clock(),
             secret=self._transfer.kv_connector_extra_config.secret,
         )
         listed = sum(len(group) for group in ticket.block_ids)

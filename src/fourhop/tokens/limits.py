@@ -14,6 +14,7 @@ import msgspec
 
 from fourhop.wire.errors import ClientError
 from fourhop.wire.generate import GenerateRequest, SamplingParams
+from fourhop.wire.structure import GrammarStart, parse_structure
 from fourhop.wire.ticket import parse_transfer_params
 
 PARAMS = "sampling_params"
@@ -69,11 +70,22 @@ def check_supported(request: GenerateRequest) -> None:
         _refuse("bad words need a tokenizer; use logit_bias", f"{PARAMS}.bad_words")
     if params.prompt_logprobs is not None:
         _refuse("prompt logprobs are not supported", f"{PARAMS}.prompt_logprobs")
-    if params.structured_outputs is not None:
-        _refuse("structured outputs are not supported", f"{PARAMS}.structured_outputs")
+    _check_structure(request)
     for name in params.extra_args or {}:
         _refuse("this argument is not supported", f"{PARAMS}.extra_args.{name}")
     _check_salt(request.cache_salt)
+
+
+def _check_structure(request: GenerateRequest) -> None:
+    """A grammar decides when an output ends and which tokens it has; nothing else may decide that too."""
+    params, start = request.sampling_params, request.grammar_start
+    if parse_structure(params.structured_outputs, f"{PARAMS}.structured_outputs") is None:
+        return
+    _expect(not params.min_tokens, "must be 0 with structured_outputs", "min_tokens")
+    _expect(not params.ignore_eos, "must be false with structured_outputs", "ignore_eos")
+    _expect(params.allowed_token_ids is None, "cannot be combined with structured_outputs", "allowed_token_ids")
+    if start is not None and start.opening_token_id is not None and not start.closing_token_ids:
+        _refuse("must not be empty with opening_token_id", "grammar_start.closing_token_ids")
 
 
 def check_ranges(params: SamplingParams) -> None:
@@ -115,6 +127,11 @@ def _check_token_ids(request: GenerateRequest, vocab_size: int | None) -> None:
     check_token_ids(request.output_token_ids, vocab_size, "output_token_ids")
     check_token_ids(params.stop_token_ids, vocab_size, f"{PARAMS}.stop_token_ids")
     check_token_ids(params.allowed_token_ids or [], vocab_size, f"{PARAMS}.allowed_token_ids")
+    start = request.grammar_start or GrammarStart()
+    check_token_ids(start.closing_token_ids, vocab_size, "grammar_start.closing_token_ids")
+    check_token_ids(start.free_token_ids, vocab_size, "grammar_start.free_token_ids")
+    if start.opening_token_id is not None and not _in_range([start.opening_token_id], vocab_size):
+        _refuse(_range_message(vocab_size), "grammar_start.opening_token_id")
     for key in params.logit_bias or {}:
         if not key.isascii() or not key.isdecimal():
             _refuse("keys must be token ids", f"{PARAMS}.logit_bias.{key[:20]}")

@@ -1,7 +1,7 @@
 """Tokens in, tokens out: the one interface between every two tiers below the frontend.
 
 Field-compatible with vLLM 0.32's `/inference/v1/generate` (`output_mode: "tokens"`). Additions are `output_token_ids`
-in the request, and `kv_transfer_params` and `moments` in the last chunk of a stream.
+and `grammar_start` in the request, and `kv_transfer_params` and `moments` in the last chunk of a stream.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from fourhop.wire.logprobs import ChoiceLogprobs
+from fourhop.wire.structure import GrammarStart
 
 FinishReason = Literal["stop", "length", "abort", "migrated"]
 """Why a choice ended. `migrated`: it goes on elsewhere, with the ticket that comes beside it; clients never see it."""
@@ -59,7 +60,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A rendered prompt and what to do with it. Only `token_ids` and `sampling_params` are required.
 
     `output_token_ids` are tokens that were already generated and delivered: the engine continues after them, counts
-    them as output (limits, penalties, seed positions) and does not send them again.
+    them as output (limits, penalties, seed positions) and does not send them again. `grammar_start` says where
+    `structured_outputs` begin; an engine that does not know it (vLLM) uses its own reasoning parser.
     """
 
     token_ids: list[int]
@@ -79,6 +81,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     content_parts: Any = None
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
+    grammar_start: GrammarStart | None = None
     ec_transfer_params: dict[str, Any] | None = None
 
 
