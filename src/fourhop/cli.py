@@ -14,6 +14,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from fourhop import __version__, checkpoint, service
+from fourhop.bench.commands import bench
 from fourhop.check import CheckConfig
 from fourhop.check import check_transfer as transfer_check
 from fourhop.checkpoint import DEFAULT_MODEL
@@ -56,6 +57,9 @@ Transfer = Annotated[
         help='How KV moves between engines, vLLM\'s keys. Example: `{"kv_connector": "shm", "kv_role": "kv_producer"}`.'
     ),
 ]
+
+
+app.command(bench)
 
 
 def command(function: Callable[..., None]) -> None:
@@ -189,9 +193,9 @@ check.command(with_flags(check_transfer), name="transfer")
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Run one command line. Returns the exit status."""
+    """Run one command line. Returns the exit status: the command's own where it has one."""
     try:
-        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, UsageError) as error:
         _complain(f"{error} (fourhop {_command_name(arguments)}--help tells more)")
         return 2
@@ -200,11 +204,17 @@ def execute(arguments: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
+    return status if isinstance(status, int) else 0
 
 
 def _command_name(arguments: Sequence[str]) -> str:
-    return f"{arguments[0]} " if arguments and arguments[0] in app else ""
+    """The words of a command line that name a command, each with a space after it."""
+    known, name = app, ""
+    for word in arguments:
+        if word not in known:
+            break
+        known, name = known[word], f"{name}{word} "
+    return name
 
 
 def _complain(message: str) -> None:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import docstring_parser
 import msgspec
@@ -15,12 +15,14 @@ from cyclopts import Group, Parameter, Token
 
 from fourhop.wire.errors import StartError, client_error
 
+T = TypeVar("T")
+
 
 class UsageError(Exception):
     """The command line asks for something that cannot be; one line."""
 
 
-def with_flags(function: Callable[..., None]) -> Callable[..., None]:
+def with_flags(function: Callable[..., T]) -> Callable[..., T]:
     """The command with each config among its parameters replaced by that config's fields, as flags.
 
     A flag given once reaches every config that has a field of its name; help shows it with the first of them. A value
@@ -36,7 +38,7 @@ def with_flags(function: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.Signature(list(flags.values()))
 
     @functools.wraps(function)
-    def command(*args: Any, **given: Any) -> None:
+    def command(*args: Any, **given: Any) -> T:
         bound = signature.bind(*args, **given)
         bound.apply_defaults()
         values = bound.arguments
@@ -44,7 +46,7 @@ def with_flags(function: Callable[..., None]) -> Callable[..., None]:
             own,
             {name: _build(configs[name], values) if name in configs else values[name] for name in own.parameters},
         )
-        function(*call.args, **call.kwargs)
+        return function(*call.args, **call.kwargs)
 
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {name: flag.annotation for name, flag in flags.items()}
@@ -80,6 +82,7 @@ def _flags(config: type, place: int) -> Iterator[inspect.Parameter]:
             env_var=field.metadata.get("env_var"),
             show_default=default not in (None, (), {}),
             negative_iterable=(),
+            consume_multiple=field.metadata.get("consume_multiple"),
         )
         hint = hints[field.name]
         annotation: Any = Annotated[_flag_type(hint), _json_parameter(hint), shown]

@@ -1,0 +1,46 @@
+"""The command lines of `fourhop bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+from cyclopts import App
+
+from fourhop.bench.config import DatasetConfig, LoadConfig, MetricsConfig, ResultConfig, SamplingConfig, TargetConfig
+from fourhop.bench.runs import Plan
+from fourhop.bench.serve import run_serve
+from fourhop.flags import with_flags
+
+bench = App(name="bench", help="Load a server, and see at which rate it keeps its promises.", help_format="markdown")
+
+
+def command(function: Callable[..., int]) -> None:
+    """Make this function a command, its configs flags. It returns the exit status."""
+    bench.command(with_flags(function))
+
+
+@command
+def serve(
+    *,
+    target: TargetConfig,
+    load: LoadConfig,
+    dataset: DatasetConfig,
+    sampling: SamplingConfig,
+    metrics: MetricsConfig,
+    result: ResultConfig,
+) -> int:
+    """Send requests to a server and print what came of them, as `vllm bench serve` does.
+
+    Ctrl-C ends the run and prints what there is. The exit status is 1 if no request succeeded.
+
+    Example: `fourhop bench serve --random-input-len 512 --request-rate 0.4 --num-prompts 50 --goodput tpot:30`
+    """
+    plan = Plan(target=target, load=load, dataset=dataset, sampling=sampling, metrics=metrics)
+    return run(run_serve(plan, result))
+
+
+def run(work: Coroutine[Any, Any, int]) -> int:
+    """Run to the end on the loop that disturbs time stamps least."""
+    return uvloop.run(work)
