@@ -72,7 +72,7 @@ def test_a_time_stamp_is_that_of_the_byte_that_completes_the_event() -> None:
 def test_a_chunk_may_hold_several_tokens() -> None:
     reading = read(tokens(1), tokens(2, 3, 4, 5), tokens(6, 7, 8, 9, finish="length"), usage(3, 9), DONE)
     assert reading.said(estimate) == {"ids": 9, "usage": 9}
-    assert reading.place_tokens(9) == array("L", [1, 4, 4])
+    assert reading.place_tokens(9, "ids") == array("L", [1, 4, 4])
 
 
 def test_a_first_event_that_only_names_the_role_is_not_the_first_token() -> None:
@@ -130,15 +130,16 @@ def test_numbers_of_tokens_come_from_ids_then_usage_then_an_estimate() -> None:
 
 def test_without_ids_chunks_are_tokens_only_if_there_are_as_many() -> None:
     chunks = [text("a"), text("b"), text("c", "length")]
-    assert read(*chunks, usage(3, 3), DONE).place_tokens(3) == array("L", [1, 1, 1])
-    assert read(*chunks, usage(3, 5), DONE).place_tokens(5) is None
+    assert read(*chunks, usage(3, 3), DONE).place_tokens(3, "usage") == array("L", [1, 1, 1])
+    assert read(*chunks, usage(3, 5), DONE).place_tokens(5, "usage") is None
+    assert read(*chunks, DONE).place_tokens(3, "estimate") is None
 
 
 def test_a_stop_token_without_text_is_the_last_event() -> None:
     reading = read(text("a"), text("b"), text("", "stop"), usage(3, 3), DONE)
-    assert reading.place_tokens(3) == array("L", [1, 1, 1])
+    assert reading.place_tokens(3, "usage") == array("L", [1, 1, 1])
     assert list(reading.chunk_at_s) == [1.0, 2.0, 3.0]
-    assert read(text("a"), text("", "length"), usage(3, 2), DONE).place_tokens(2) is None
+    assert read(text("a"), text("", "length"), usage(3, 2), DONE).place_tokens(2, "usage") is None
 
 
 def test_cached_tokens_are_read_from_usage() -> None:

@@ -96,7 +96,7 @@ class Client:
         now_s = self.clock()
         said = reading.said(self._estimate)
         source, num_output = next(iter(said.items()))
-        chunk_tokens = None if reading.failure else reading.place_tokens(num_output)
+        chunk_tokens = None if reading.failure else reading.place_tokens(num_output, source)
         usage = reading.usage
         return Record(
             name=call.name,

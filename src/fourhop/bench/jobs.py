@@ -2,64 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from fourhop.bench.arrivals import schedule
 from fourhop.bench.config import DatasetConfig, LoadConfig
 from fourhop.bench.datasets import multi_turn_jobs, prefix_repetition_jobs, random_jobs
-from fourhop.bench.traces import azure_jobs, mooncake_jobs, sharegpt_jobs
+from fourhop.bench.traces import Row, parse_azure, parse_mooncake, sharegpt_jobs, trace_jobs
 from fourhop.bench.workload import Job, Vocabulary
 from fourhop.wire.errors import StartError
 
 DRAWN = {"random": random_jobs, "prefix_repetition": prefix_repetition_jobs, "multi_turn": multi_turn_jobs}
-TRACES = {"mooncake": mooncake_jobs, "azure": azure_jobs}
-NUM_HEADER_LINES = {"mooncake": 0, "azure": 1}
+TRACES = {"mooncake": parse_mooncake, "azure": parse_azure}
 
 
 class Workload:
-    """A dataset with its file read. `num` jobs, the same ones each time they are asked for."""
+    """A dataset, its file read and checked. `num` jobs, the same ones each time they are asked for."""
 
     def __init__(self, config: DatasetConfig, vocabulary: Vocabulary, load: LoadConfig) -> None:
+        """Raises StartError for a file that cannot be used."""
         self._config = config
         self._vocabulary = vocabulary
         self._load = load
-        self._data = b"" if config.dataset_path is None else _read(config)
-        self._sharegpt = self._first_of_sharegpt() if config.dataset_name == "sharegpt" else []
-        self.num = min(load.num_prompts, self._num_there())
+        self._rows: list[Row] = []
+        self._conversations: list[Job] = []
+        self.num = load.num_prompts
+        if config.dataset_path is not None:
+            self._take(_read(config.dataset_path), config.dataset_path)
 
     def jobs(self) -> Iterator[Job]:
         name, seed = self._config.dataset_name, self._load.seed
         if name in DRAWN:
             return islice(DRAWN[name](self._config, self._vocabulary, seed), self.num)
-        if name in TRACES:
-            lines = self._data.decode(errors="replace").splitlines()
-            return islice(TRACES[name](lines, self._config, self._vocabulary, seed), self.num)
-        return iter(self._sharegpt)
+        return iter(self._conversations) if self._conversations else self._traced()
 
-    def scheduled(self) -> Iterable[tuple[float, Job]]:
+    def scheduled(self) -> Iterator[tuple[float, Job]]:
         """Each job with the seconds after the start at which it is due: a trace's own times unless a rate is given."""
-        own_times = self._load.ramp_up_strategy is None and self._load.request_rate == float("inf")
+        has_own_times = self._load.ramp_up_strategy is None and math.isinf(self._load.request_rate)
         due = schedule(self._load, self.num)
         for place, job in enumerate(self.jobs()):
-            yield (job.at_s if own_times and job.at_s is not None else due[place]), job
+            yield (job.at_s if has_own_times and job.at_s is not None else due[place]), job
 
-    def _num_there(self) -> int:
-        name = self._config.dataset_name
-        if name in DRAWN:
-            return self._load.num_prompts
-        if name in TRACES:
-            return sum(not line.isspace() for line in self._data.splitlines()) - NUM_HEADER_LINES[name]
-        return len(self._sharegpt)
+    def _traced(self) -> Iterator[Job]:
+        return trace_jobs(self._rows, self._config, self._vocabulary, self._load.seed)
 
-    def _first_of_sharegpt(self) -> list[Job]:
-        jobs = sharegpt_jobs(self._data, self._config, self._vocabulary, self._load.seed)
-        return list(islice(jobs, self._load.num_prompts))
+    def _take(self, data: bytes, path: Path) -> None:
+        """The file's first jobs, as many as are wanted and there."""
+        wanted, name = self._load.num_prompts, self._config.dataset_name
+        try:
+            if name in TRACES:
+                self._rows = TRACES[name](data.decode(errors="replace").splitlines())[:wanted]
+            else:
+                found = sharegpt_jobs(data, self._config, self._vocabulary, self._load.seed)
+                self._conversations = list(islice(found, wanted))
+        except ValueError as error:
+            raise StartError(f"{path}: {error}") from None
+        self.num = len(self._rows) + len(self._conversations)
+        if wanted and not self.num:
+            raise StartError(f"{path}: there is no prompt in it that can be used")
 
 
-def _read(config: DatasetConfig) -> bytes:
-    assert config.dataset_path is not None
+def _read(path: Path) -> bytes:
     try:
-        return config.dataset_path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
-        raise StartError(f"cannot read {config.dataset_path}: {error.strerror}") from None
+        raise StartError(f"cannot read {path}: {error.strerror}") from None

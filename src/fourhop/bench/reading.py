@@ -107,14 +107,16 @@ class Reading:
             said["estimate"] = max(estimate(self.text), 1 if self.chunk_at_s else 0)
         return said
 
-    def place_tokens(self, num_output: int) -> array[int] | None:
+    def place_tokens(self, num_output: int, source: Source) -> array[int] | None:
         """How many tokens each of `chunk_at_s` carried, None if it is not known.
 
-        Known from ids; else if there are as many events as tokens; or one event less and a bare finish because of a
-        stop token, which then is that token's event and is added.
+        Known from ids; else if usage tells as many tokens as there are events; or one more, and a bare finish because
+        of a stop token, which then is that token's event and is added.
         """
         if self.ids and all(self._num_ids):
             return self._num_ids
+        if source == "estimate":
+            return None
         if num_output == len(self.chunk_at_s) + 1 and self._finish == "stop" and self._finish_is_bare:
             assert self.last_at_s is not None
             self.chunk_at_s.append(self.last_at_s)

@@ -8,8 +8,9 @@ and GeneratedTokens. Neither has texts: prompts of the told lengths are drawn.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from random import Random
 
@@ -17,7 +18,6 @@ import msgspec
 
 from fourhop.bench.config import DatasetConfig
 from fourhop.bench.workload import Job, Turn, Vocabulary, draw_ids
-from fourhop.wire.errors import StartError
 
 MOONCAKE_BLOCK = 512
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -39,48 +39,69 @@ class _Conversation(msgspec.Struct):
     conversations: list[_Saying] = []
 
 
-def mooncake_jobs(lines: Iterable[str], config: DatasetConfig, vocabulary: Vocabulary, seed: int) -> Iterator[Job]:
-    """A job a line, at its own time after the first. Raises StartError, with the line's number."""
-    decode = msgspec.json.Decoder(_Line).decode
-    block = max(1, round(MOONCAKE_BLOCK * config.length_scale))
-    first_ms: float | None = None
+@dataclass(frozen=True)
+class Row:
+    """A request of a trace: seconds after the first one, lengths, the ids of its blocks, and its line in the file."""
+
+    at_s: float
+    num_input: int
+    num_output: int
+    blocks: tuple[int, ...]
+    number: int
+
+
+def parse_mooncake(lines: Sequence[str]) -> list[Row]:
+    """Raises ValueError, with the line's number."""
+    decode, rows = msgspec.json.Decoder(_Line).decode, []
     for number, text in enumerate(lines, 1):
-        if not text.strip():
-            continue
-        try:
-            line = decode(text)
-        except msgspec.DecodeError as error:
-            raise StartError(f"{config.dataset_path}, line {number}: {error}") from None
-        first_ms = line.timestamp if first_ms is None else first_ms
-        length = _scaled(line.input_length, config)
-        shared = [id for name in line.hash_ids for id in draw_ids(vocabulary, f"{seed}/block/{name}", block)][:length]
-        rest = draw_ids(vocabulary, f"{seed}/line/{number}", length - len(shared))
-        at_s = (line.timestamp - first_ms) / 1000 * config.time_scale
-        yield Job((Turn(shared + rest, _scaled(line.output_length, config)),), at_s)
+        if text.strip():
+            try:
+                line = decode(text)
+            except msgspec.DecodeError as error:
+                raise ValueError(f"line {number}: {error}") from None
+            row = Row(line.timestamp / 1000, line.input_length, line.output_length, tuple(line.hash_ids), number)
+            rows.append(row)
+    return _from_first(rows)
 
 
-def azure_jobs(lines: Iterable[str], config: DatasetConfig, vocabulary: Vocabulary, seed: int) -> Iterator[Job]:
-    """A job a row, at its own time after the first. Raises StartError, with the row's number."""
-    rows = csv.DictReader(lines)
-    missing = [name for name in AZURE_COLUMNS if name not in (rows.fieldnames or ())]
+def parse_azure(lines: Sequence[str]) -> list[Row]:
+    """Raises ValueError, with the line's number."""
+    table = csv.DictReader(lines)
+    missing = [name for name in AZURE_COLUMNS if name not in (table.fieldnames or ())]
     if missing:
-        raise StartError(f"{config.dataset_path} has no column {missing[0]}")
-    first: datetime | None = None
-    for number, row in enumerate(rows, 2):
+        raise ValueError(f"there is no column {missing[0]}")
+    rows = []
+    for number, row in enumerate(table, 2):
         try:
-            # 2023's file has seven digits of a second; the last is cut off.
-            at = datetime.fromisoformat(row["TIMESTAMP"].strip())
+            # 2023's file has seven digits of a second, the last is cut off; 2024's file has an offset, which is UTC.
+            at = datetime.fromisoformat(row["TIMESTAMP"].strip()).replace(tzinfo=UTC)
             num_input, num_output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
         except (ValueError, TypeError, AttributeError) as error:
-            raise StartError(f"{config.dataset_path}, line {number}: {error}") from None
-        first = at if first is None else first
-        ids = draw_ids(vocabulary, f"{seed}/line/{number}", _scaled(num_input, config))
-        at_s = (at - first).total_seconds() * config.time_scale
-        yield Job((Turn(ids, _scaled(num_output, config)),), at_s)
+            raise ValueError(f"line {number}: {error}") from None
+        rows.append(Row(at.timestamp(), num_input, num_output, (), number))
+    return _from_first(rows)
+
+
+def trace_jobs(rows: Iterable[Row], config: DatasetConfig, vocabulary: Vocabulary, seed: int) -> Iterator[Job]:
+    """A job a row. Blocks of the same id have the same tokens; what is beyond the blocks is the row's own."""
+    block = max(1, round(MOONCAKE_BLOCK * config.length_scale))
+    for row in rows:
+        length = _scaled(row.num_input, config)
+        shared = [id for name in row.blocks for id in draw_ids(vocabulary, f"{seed}/block/{name}", block)][:length]
+        own = draw_ids(vocabulary, f"{seed}/line/{row.number}", length - len(shared))
+        yield Job((Turn(shared + own, _scaled(row.num_output, config)),), row.at_s * config.time_scale)
+
+
+def _from_first(rows: list[Row]) -> list[Row]:
+    """The rows with their times counted from the first. Raises ValueError for one that is before another."""
+    for before, row in pairwise(rows):
+        if row.at_s < before.at_s:
+            raise ValueError(f"line {row.number}: it is earlier than the line before")
+    return [replace(row, at_s=row.at_s - rows[0].at_s) for row in rows]
 
 
 def sharegpt_jobs(data: bytes, config: DatasetConfig, vocabulary: Vocabulary, seed: int) -> Iterator[Job]:
-    """The file's conversations in an order that is drawn, their human turns in turn. Raises StartError.
+    """The file's conversations in an order that is drawn, their human turns in turn. Raises ValueError.
 
     As in `vllm bench serve`, a first prompt or answer of fewer than four tokens is left out, and so is a first prompt
     of more than 1,024 tokens or one that with its answer is longer than 2,048.
@@ -88,7 +109,7 @@ def sharegpt_jobs(data: bytes, config: DatasetConfig, vocabulary: Vocabulary, se
     try:
         found = msgspec.json.decode(data, type=list[_Conversation])
     except msgspec.DecodeError as error:
-        raise StartError(f"{config.dataset_path} is not a list of conversations: {error}") from None
+        raise ValueError(f"it is not a list of conversations: {error}") from None
     Random(f"{seed}/order").shuffle(found)
     for conversation in found:
         turns = _turns(conversation.conversations, config, vocabulary)
