@@ -109,7 +109,7 @@ def test_decode_pulls_only_what_it_lacks(connector: str) -> None:
             await tokens_of(pair.decode, make_request(prompt[:9]))
             assert await split(pair, make_request(prompt)) == toy_output(prompt, 6)
             block_bytes = 2 * 4 * 8
-            assert pair.decode.loop.counters.transfer_bytes == 3 * block_bytes
+            assert pair.decode.loop.jobs.counters.transfer_bytes == 3 * block_bytes
 
     asyncio.run(main())
 
@@ -242,7 +242,7 @@ def test_a_ticket_that_does_not_verify(field: str, value: object, cause: str, po
                 assert await tokens_of(decode, forged) == toy_output([11, 12], 6)
             good = make_request([11, 12], kv_transfer_params=held.kv_transfer_params)
             assert await tokens_of(decode, good) == toy_output([11, 12], 6)
-            assert decode.loop.counters.transfer_failures == {cause: 1}
+            assert decode.loop.jobs.counters.transfer_failures == {cause: 1}
             await settled(prefill, decode)
 
     asyncio.run(main())

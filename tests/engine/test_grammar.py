@@ -110,6 +110,12 @@ def test_nothing_is_asked_while_thinking_goes_on(grammars: Grammars) -> None:
     assert ids(inside, [*b"hm", END_THINK, ord("a")]) == {ord("b")}
 
 
+def test_several_tokens_may_end_thinking_together(grammars: Grammars) -> None:
+    constraint = begin(grammars, {"regex": "ab"}, GrammarStart(closing_token_ids=[1, 2, 3]))
+    assert ids(constraint, [1, 2, 1, 2, 1]) is None
+    assert ids(constraint, [1, 2, 1, 2, 1, 2, 3]) == {ord("a")}
+
+
 def test_thinking_may_be_opened_once(grammars: Grammars) -> None:
     start = GrammarStart(opening_token_id=THINK, closing_token_ids=[END_THINK])
     at_once, thinks = begin(grammars, {"regex": "ab"}, start), begin(grammars, {"regex": "ab"}, start)

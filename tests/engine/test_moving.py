@@ -134,7 +134,7 @@ def test_a_running_request_moves_with_its_kv(connector: str) -> None:
             assert end.choices[0].finish_reason == "migrated"
             moved = make_request(PROMPT, 40, output_token_ids=before, kv_transfer_params=end.kv_transfer_params)
             assert before + await tokens_of(pair.decode, moved) == toy_output(PROMPT, 40)
-            assert pair.decode.loop.counters.transfers == 1
+            assert pair.decode.loop.jobs.counters.transfers == 1
             await settled(pair.prefill, pair.decode)
 
     asyncio.run(main())

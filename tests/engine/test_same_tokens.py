@@ -124,8 +124,8 @@ def test_a_split_is_transformers(checkpoints: Checkpoints, family: str, connecto
         ):
             got = await asyncio.gather(*(split(prefill, decode, prompt) for prompt in prompts()))
             assert list(got) == plain_outputs(folder)
-            assert decode.loop.counters.transfers > 0
-            assert not decode.loop.counters.transfer_failures
+            assert decode.loop.jobs.counters.transfers > 0
+            assert not decode.loop.jobs.counters.transfer_failures
 
     asyncio.run(main())
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from fourhop.engine.blocks import BlockPool
 from fourhop.engine.config import EngineConfig
 from fourhop.engine.grammar import Grammars
+from fourhop.engine.jobs import Jobs
 from fourhop.engine.ledger import HoldLedger, Identity
-from fourhop.engine.loop import RENEW_EVERY_S, EngineLoop, ModelRunner, Transfers
+from fourhop.engine.loop import EngineLoop, ModelRunner
 from fourhop.engine.pulls import PullBook
 from fourhop.engine.scheduler import Limits as StepLimits
 from fourhop.engine.scheduler import Scheduler
 from fourhop.engine.server import ROLES, Engine
+from fourhop.engine.transfers import RENEW_EVERY_S, Transfers
 from fourhop.kv.config import KVTransferConfig
 from fourhop.kv.connector import Connector, Notify
 from fourhop.kv.connectors import open_connector
@@ -69,16 +71,22 @@ async def run_engine(
         epoch=secrets.token_hex(8),
         fingerprint=model.fingerprint,
     )
-    loop = surroundings.loop(
-        runner,
-        Scheduler(BlockPool(pool.layout.num_blocks), _step_limits(config, model, pool.layout)),
-        clock=surroundings.clock,
-        recompute=transfer is not None and transfer.kv_load_failure_policy == "recompute",
-    )
+    scheduler = Scheduler(BlockPool(pool.layout.num_blocks), _step_limits(config, model, pool.layout))
+    loop = surroundings.loop(runner, scheduler, Jobs(surroundings.clock))
     transfers = None
     if transfer is not None:
         connector = connect(transfer, pool, identity.epoch, loop.notify)
-        transfers = _transfers(transfer, connector, identity, pool.layout, surroundings.wall_clock)
+        ledger = _ledger(transfer, connector, identity, pool.layout, surroundings.wall_clock)
+        transfers = Transfers(
+            connector,
+            ledger,
+            PullBook(connector, block_size=pool.layout.block_size, renew_every_s=RENEW_EVERY_S),
+            scheduler,
+            loop.jobs,
+            stage_out=runner.stage_out,
+            stage_in=runner.stage_in,
+            recompute=transfer.kv_load_failure_policy == "recompute",
+        )
     info = WorkerInfo(
         engine_id=identity.engine_id,
         epoch=identity.epoch,
@@ -117,15 +125,15 @@ async def run_engine(
             transfers.connector.close()
 
 
-def _transfers(
+def _ledger(
     config: KVTransferConfig,
     connector: Connector,
     identity: Identity,
     layout: BlockLayout,
     wall_clock: Callable[[], float],
-) -> Transfers:
+) -> HoldLedger:
     options = config.kv_connector_extra_config
-    ledger = HoldLedger(
+    return HoldLedger(
         connector,
         identity,
         block_size=layout.block_size,
@@ -133,7 +141,6 @@ def _transfers(
         secret=options.secret,
         wall_clock=wall_clock,
     )
-    return Transfers(connector, ledger, PullBook(connector, block_size=layout.block_size, renew_every_s=RENEW_EVERY_S))
 
 
 def _step_limits(config: EngineConfig, model: Model, layout: BlockLayout) -> StepLimits:

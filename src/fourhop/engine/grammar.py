@@ -83,6 +83,7 @@ class Constraint:
         self._vocab_size = vocab_size
         self._start = start
         self._num_read = 0
+        self._recent: list[int] = []
         self._is_thinking = bool(start.closing_token_ids) and start.opening_token_id is None
         self._may_open = start.opening_token_id is not None
         self._has_begun = False
@@ -115,7 +116,9 @@ class Constraint:
         if self._is_free:
             return
         if self._is_thinking:
-            self._is_thinking = token_id not in self._start.closing_token_ids
+            closing = self._start.closing_token_ids
+            self._recent = [*self._recent, token_id][-len(closing) :]
+            self._is_thinking = self._recent != closing
         elif not self._has_begun and self._may_open and token_id == self._start.opening_token_id:
             self._is_thinking, self._may_open = True, False
         elif not self._has_begun and token_id in self._start.free_token_ids:

@@ -15,7 +15,7 @@ from fourhop.engine.loop import EngineLoop
 def register(registry: CollectorRegistry, loop: EngineLoop, model: str) -> None:
     """Add an engine's metrics to a registry."""
     registry.register(EngineCollector(loop, model))
-    for histogram in loop.durations.histograms:
+    for histogram in loop.jobs.durations.histograms:
         registry.register(histogram)
 
 
@@ -27,7 +27,7 @@ class EngineCollector(Collector):
         self._labels = {"model_name": model, "engine": "0"}
 
     def collect(self) -> Iterator[Metric]:
-        scheduler, counters, transfers = self._loop.scheduler, self._loop.counters, self._loop.transfers
+        scheduler, counters, transfers = self._loop.scheduler, self._loop.jobs.counters, self._loop.transfers
         now = self._loop.occupancy
         used = 1 - now.num_free_blocks / now.num_blocks
         yield self._gauge("vllm:num_requests_running", "Sequences that compute.", now.num_running)

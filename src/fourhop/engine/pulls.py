@@ -20,6 +20,10 @@ class PullBook:
         self._renewed_at_s = float("-inf")
         self._sequences: dict[str, Sequence | None] = {}  # None for a ticket that was declined
 
+    def __len__(self) -> int:
+        """Pulls whose end has not come yet."""
+        return len(self._sequences)
+
     def begin(self, load: Load) -> PullFailed | None:
         """Start a pull; the failure if the ticket is being pulled for another sequence."""
         ticket = load.sequence.ticket
@@ -38,10 +42,15 @@ class PullBook:
             self._connector.pull(ticket, [], [], -(-ticket.num_tokens // self._block_size))
             self._connector.release(ticket.ticket_id)  # it may not be complete, and nobody waits for that
 
-    def cancel(self, sequence: Sequence) -> None:
-        """Give up a sequence's pull; its end still arrives."""
-        if sequence.ticket is not None and self._sequences.get(sequence.ticket.ticket_id) is sequence:
-            self._connector.release(sequence.ticket.ticket_id)
+    def give_up(self, sequence: Sequence) -> None:
+        """A sequence ended: its pull is cut short, and still ends in its event, or its ticket is declined."""
+        ticket = sequence.ticket
+        if ticket is None:
+            return
+        if self._sequences.get(ticket.ticket_id) is sequence:
+            self._connector.release(ticket.ticket_id)
+        else:
+            self.decline(ticket)
 
     def end(self, event: Pulled | PullFailed) -> Sequence | None:
         """Whose pull this was the end of; None if nobody waits for it."""

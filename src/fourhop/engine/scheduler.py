@@ -148,11 +148,11 @@ class Scheduler:
     def load_failed(self, sequence: Sequence, *, recompute: bool) -> None:
         """The connector gave up; the blocks' content is unknown, so they are freed unnamed."""
         del self.loading[sequence.seq_id]
+        sequence.ticket = None
         if sequence.phase is Phase.CLOSING or not recompute:
             self._finish(sequence)
-            return
-        sequence.ticket = None
-        self._give_back(sequence)
+        else:
+            self._give_back(sequence)
 
     def hold_prefix(self, sequence: Sequence) -> bool:
         """Hold what is cached of the sequence's beginning, whole blocks only; False if that is nothing."""

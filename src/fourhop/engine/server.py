@@ -13,7 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from fourhop.engine.grammar import PARAM, Allowed, Grammars
-from fourhop.engine.loop import EngineLoop, Job, Update
+from fourhop.engine.jobs import Job, Update
+from fourhop.engine.loop import EngineLoop
 from fourhop.engine.sequence import Sequence
 from fourhop.kv.config import KVTransferConfig
 from fourhop.tokens.choices import merge_choices, split_choices, with_seed
@@ -81,7 +82,7 @@ class Engine:
         """Why this engine cannot make progress, or None when it can."""
         if self.loop.failure is not None:
             return self.loop.failure
-        stalled_s = self.loop.clock() - self.loop.last_progress_s
+        stalled_s = self.loop.jobs.clock() - self.loop.last_progress_s
         if self.loop.is_busy and stalled_s > self._stall_timeout_s:
             return f"no step has ended for {stalled_s:.0f} s although there is work"
         return None
@@ -208,7 +209,7 @@ class Engine:
             ticket=ticket,
         )
         early = hold is not None and hold.early_ticket
-        return Job(sequence, deliver, Timeline(self.loop.clock()), first_token, early)
+        return Job(sequence, deliver, Timeline(self.loop.jobs.clock()), first_token, early)
 
     def _checked_transfer(self, request: GenerateRequest) -> HoldRequest | KVTicket | None:
         """The hand-over that the request asks for, verified; None if it is to be computed here."""
@@ -230,12 +231,18 @@ class Engine:
         try:
             self._verify(ticket, request)
         except TransferError as error:
-            self.loop.count_refusal(error.cause, recomputed=may_recompute)
+            self._count_refusal(error.cause, recomputed=may_recompute)
             if not may_recompute:
                 raise
             log.warning("request %s: %s; computing it here", request.request_id, error)
             return False
         return True
+
+    def _count_refusal(self, cause: str, *, recomputed: bool) -> None:
+        """A ticket did not verify, so it never became a job's."""
+        transfers = self.loop.transfers
+        if transfers is not None:
+            self.loop.ask(lambda: transfers.count_failure(cause, recomputed=recomputed))
 
     def _verify(self, ticket: KVTicket, request: GenerateRequest) -> None:
         assert self._transfer is not None

@@ -25,11 +25,11 @@ def toy_layout(num_blocks: int, block_size: int = 4) -> BlockLayout:
     )
 
 
-def toy_output(prompt: list[int], num_tokens: int) -> list[int]:
-    """What the toy model answers: the plain thing to compare with."""
+def toy_output(prompt: list[int], num_tokens: int, seed: int = 0) -> list[int]:
+    """What the toy model answers: the plain thing to compare with. A seed counts where the temperature is above 0."""
     tokens = list(prompt)
     for _ in range(num_tokens):
-        tokens.append(_choose([_value(token, at) for at, token in enumerate(tokens)]))
+        tokens.append(_choose([_value(token, at) for at, token in enumerate(tokens)], seed))
     return tokens[len(prompt) :]
 
 
