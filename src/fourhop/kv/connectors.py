@@ -27,9 +27,18 @@ def open_tcp(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify
     return PeerConnector(TcpMover(pool), options, pool, epoch, notify, conduct=conduct)
 
 
+def open_nixl(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, conduct: Conduct) -> Connector:
+    from fourhop.kv.nixl import NixlMover
+    from fourhop.kv.peer import PeerConnector
+
+    mover = NixlMover(pool, options.pull_timeout_s, conduct.clock)
+    return PeerConnector(mover, options, pool, epoch, notify, conduct=conduct)
+
+
 CONNECTORS: dict[str, Open] = {
     "shm": open_shm,
     "tcp": open_tcp,
+    "nixl": open_nixl,
 }
 """`local` is not here: it joins engines of one process, which construct it with the `LocalNetwork` they share."""
 

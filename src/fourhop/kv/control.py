@@ -26,13 +26,14 @@ most its own timeout, and whatever is wrong with a connection ends that one only
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -69,8 +70,20 @@ class SharedMemory(msgspec.Struct, frozen=True):
     pool_blocks: int
 
 
+class Agent(msgspec.Struct, frozen=True):
+    """A NIXL agent, its name new in every life: how to reach it, and where in its memory its pool begins."""
+
+    name: str
+    metadata: bytes
+    address: Annotated[int, msgspec.Meta(gt=0, lt=2**56)]
+    pool_blocks: Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
+
+
 class Granted(msgspec.Struct, frozen=True, tag="granted"):
+    """What the connector's consumer needs to get at the bytes, if anything."""
+
     memory: SharedMemory | None = None
+    agent: Agent | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -78,6 +91,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
     block_ids: list[int]
     tail: bytes | None = None
+
+
+class Sum(msgspec.Struct, frozen=True, tag="sum"):
+    """The checksum of the bytes that were sent since the last Ready."""
+
+    checksum: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -113,7 +132,7 @@ class Decline(msgspec.Struct, frozen=True, tag="decline"):
 
 Opening = Claim | Renew | Decline
 Request = TypeVar("Request", More, Release)
-Answer = TypeVar("Answer", Granted, Ready, Confirmed)
+Answer = TypeVar("Answer", Granted, Ready, Sum, Confirmed)
 
 
 def seal(body: bytes, number: int) -> bytes:
@@ -150,6 +169,16 @@ class Channel:
         self.send_buffers([memoryview(seal(msgspec.msgpack.encode(message), self._num_sent))])
         self._num_sent += 1
 
+    def peer(self) -> str:
+        """The address at the other end."""
+        return str(self._sock.getpeername())
+
+    def is_readable(self, timeout_s: float) -> bool:
+        """Whether the peer speaks or hangs up before that time is over."""
+        waiting = select.poll()
+        waiting.register(self._sock, select.POLLIN)
+        return bool(waiting.poll(timeout_s * 1e3))
+
     def receive_opening(self) -> Opening:
         """Producer: the first frame."""
         return msgspec.msgpack.decode(self._frame(MAX_REQUEST_BYTES), type=Opening)
@@ -160,7 +189,7 @@ class Channel:
 
     def expect(self, kind: type[Answer]) -> Answer:
         """Consumer: the next frame, which must be a `kind`. Raises PullError when it is a refusal."""
-        answer = msgspec.msgpack.decode(self._frame(MAX_ANSWER_BYTES), type=Granted | Ready | Confirmed | Refused)
+        answer = msgspec.msgpack.decode(self._frame(MAX_ANSWER_BYTES), type=Granted | Ready | Sum | Confirmed | Refused)
         if isinstance(answer, Refused):
             cause = answer.cause if answer.cause in CAUSES else "protocol"
             raise PullError(cause, answer.message[:MAX_MESSAGE_CHARS])
