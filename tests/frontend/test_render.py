@@ -185,12 +185,19 @@ def test_offsets_only_when_asked_for(renderer: Renderer) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"structured_outputs": {"json": {}}}, "structured_outputs"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"guided_regex": "a+"}, "guided_regex"),
-        ({"guided_choice": ["a"]}, "guided_choice"),
-        ({"guided_grammar": "root ::= 'a'"}, "guided_grammar"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema"),
+        ({"structured_outputs": []}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "a"}, "min_tokens": 1}, "min_tokens"),
+        ({"guided_regex": 1}, "guided_regex"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a", 1]}, "guided_choice[1]"),
+        ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"best_of": 2}, "best_of"),
@@ -208,8 +215,8 @@ def test_offsets_only_when_asked_for(renderer: Renderer) -> None:
         ({"tools": [{}]}, "tools[0]"),
         ({"tools": [TOOL]}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "tool_choice.function.name"),
+        ({"tools": [TOOL], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"chat_template_kwargs": {"tools": None}}, "chat_template_kwargs.tools"),
@@ -309,7 +316,7 @@ def test_reasoning_ended_comes_from_the_prompt(trusting: Renderer) -> None:
 def test_tools_with_the_flags(trusting: Renderer) -> None:
     assert chat(trusting, tools=[TOOL]).token_ids
     assert chat(trusting, tools=[TOOL], tool_choice="auto").token_ids
-    assert refused(chat, trusting, tools=[TOOL], tool_choice="required").param == "tool_choice"
+    assert chat(trusting, tools=[TOOL], tool_choice="required").sampling_params.structured_outputs
 
 
 def test_transfer_params_of_a_trusted_client(trusting: Renderer) -> None:

@@ -26,7 +26,7 @@ from fourhop.frontend.generation import Generation
 from fourhop.frontend.life import Life
 from fourhop.frontend.load import load_renderer
 from fourhop.frontend.metrics import FrontendMetrics
-from fourhop.frontend.render import Renderer, chat_names
+from fourhop.frontend.render import Renderer, chat_names, completion_names
 from fourhop.frontend.text_routes import text_routes
 from fourhop.frontend.workers import RenderWorkers
 from fourhop.service import (
@@ -145,7 +145,7 @@ class Frontend:
                     self.renderer.tokenizer,
                     eos_token_ids=self.renderer.model.eos_token_ids,
                 )
-                names = {"token_ids": "prompt"}
+                names = completion_names(body, "prompt")
                 first = index * prompt.sampling_params.n
                 generations.append(Generation(upstream, prompt, context, life, names=names, first_index=first))
             completion = Completion(

@@ -194,7 +194,8 @@ class Derenderer:
             self._machine.text(snapshot.detokenizer.flush())
             self._machine.finish()
             self._output.boundary()
-        reason: ChatFinishReason = choice.finish_reason or "stop"
+        # Whoever moves a request goes on with it; a client that sees its end here got a part of it.
+        reason: ChatFinishReason = "abort" if choice.finish_reason == "migrated" else choice.finish_reason or "stop"
         stop_reason = choice.stop_reason
         if stops.hit is not None:
             reason, stop_reason = "stop", stops.hit

@@ -16,6 +16,7 @@ from fourhop.frontend.conversation import prepare_messages
 from fourhop.frontend.model import Model
 from fourhop.frontend.parsers import Parsers
 from fourhop.frontend.sampling import chat_logprobs, check_chat, check_completion, resolve
+from fourhop.frontend.structure import Structure, chat_structure, grammar_start, structure_of
 from fourhop.frontend.template import ChatTemplates
 from fourhop.frontend.tokenizer import Tokenizer
 from fourhop.tokens.limits import PARAMS, Limits, check_request
@@ -24,6 +25,7 @@ from fourhop.wire.generate import GenerateRequest, SamplingParams
 from fourhop.wire.openai import SamplingRequest
 from fourhop.wire.openai_chat import ChatCompletionRequest
 from fourhop.wire.openai_completion import CompletionRequest
+from fourhop.wire.structure import GrammarStart
 
 CHAT_ID, COMPLETION_ID = "chatcmpl-", "cmpl-"
 
@@ -50,6 +52,7 @@ class Renderer:
         """Raises ClientError with the path of what is wrong, NotFound for another model's name."""
         self.model.check_name(request.model)
         check_chat(request, self.config)
+        structure = chat_structure(request)
         given, transfer = self._transfer(request)
         prompt = self.chat_prompt(request) if given is None else Prompt(given)
         uses_new_name = request.max_completion_tokens is not None
@@ -58,6 +61,7 @@ class Renderer:
             prompt,
             asked_tokens=request.max_completion_tokens if uses_new_name else request.max_tokens,
             logprobs=chat_logprobs(request),
+            structure=structure,
             param="messages",
         )
         kwargs = self.template_kwargs(request)
@@ -66,6 +70,7 @@ class Renderer:
             rendered,
             reasoning_ended=self._reasoning_ended(request, prompt.token_ids, kwargs),
             reasoning_parser_kwargs={"chat_template_kwargs": kwargs} if self.parsers.has_reasoning else None,
+            grammar_start=self._grammar_start(request, structure, prompt.token_ids, kwargs),
         )
         self._check(rendered, chat_names(request))
         return rendered
@@ -74,6 +79,7 @@ class Renderer:
         """One GenerateRequest for each prompt, in order. Raises as `chat`."""
         self.model.check_name(request.model)
         check_completion(request)
+        structure = structure_of(request)
         given, transfer = self._transfer(request)
         texts_or_ids = _prompts(request.prompt) if given is None else {"prompt": given}
         num_choices = len(texts_or_ids) * (1 if request.n is None else request.n)
@@ -83,7 +89,9 @@ class Renderer:
         rendered = []
         for index, (path, prompt) in enumerate(texts_or_ids.items()):
             suffix = f"-{index}" if len(texts_or_ids) > 1 else ""
-            rendered.append(self._one(request, prompt, path, f"{COMPLETION_ID}{request_id}{suffix}", transfer))
+            rendered.append(
+                self._one(request, prompt, path, f"{COMPLETION_ID}{request_id}{suffix}", transfer, structure)
+            )
         return rendered
 
     def chat_prompt(self, request: ChatCompletionRequest) -> Prompt:
@@ -124,6 +132,7 @@ class Renderer:
         path: str,
         request_id: str,
         transfer: dict[str, Any] | None,
+        structure: Structure | None,
     ) -> GenerateRequest:
         if isinstance(prompt, str):
             rendered = self.encode(
@@ -131,9 +140,16 @@ class Renderer:
             )
         else:
             rendered = Prompt(prompt)
-        params = self._params(request, rendered, asked_tokens=request.max_tokens, logprobs=request.logprobs, param=path)
+        params = self._params(
+            request,
+            rendered,
+            asked_tokens=request.max_tokens,
+            logprobs=request.logprobs,
+            structure=structure,
+            param=path,
+        )
         generate = self._generate_request(request, rendered, params, request_id, transfer)
-        self._check(generate, {"token_ids": path})
+        self._check(generate, completion_names(request, path))
         return generate
 
     def _params(
@@ -143,6 +159,7 @@ class Renderer:
         *,
         asked_tokens: int | None,
         logprobs: int | None,
+        structure: Structure | None,
         param: str,
     ) -> SamplingParams:
         window, num_tokens = self.model.max_model_len, len(prompt.token_ids)
@@ -158,7 +175,19 @@ class Renderer:
             asked_tokens=asked_tokens,
             room=window - num_tokens,
             logprobs=logprobs,
+            structured_outputs=None if structure is None else structure.outputs,
         )
+
+    def _grammar_start(
+        self,
+        request: ChatCompletionRequest,
+        structure: Structure | None,
+        token_ids: list[int],
+        kwargs: Mapping[str, Any],
+    ) -> GrammarStart | None:
+        if structure is None:
+            return None
+        return grammar_start(request, structure, token_ids, kwargs, parsers=self.parsers, tokenizer=self.tokenizer)
 
     def _generate_request(
         self,
@@ -228,11 +257,19 @@ class _WithPrompt(msgspec.Struct, frozen=True):
 
 def chat_names(request: ChatCompletionRequest) -> dict[str, str]:
     """What fields of a GenerateRequest are called in the chat request that it came from, where that differs."""
+    structure = chat_structure(request)
     return {
         "token_ids": "messages",
         "logprobs": "top_logprobs",
         "max_tokens": "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens",
+        **(structure.names() if structure else {}),
     }
+
+
+def completion_names(request: CompletionRequest, path: str) -> dict[str, str]:
+    """As `chat_names`, for the prompt at `path` of a completion request."""
+    structure = structure_of(request)
+    return {"token_ids": path, **(structure.names() if structure else {})}
 
 
 def rename(error: FourhopError, names: Mapping[str, str]) -> None:

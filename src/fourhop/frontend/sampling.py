@@ -13,7 +13,7 @@ from fourhop.frontend.model import SamplingDefaults
 from fourhop.wire.errors import ClientError
 from fourhop.wire.generate import SamplingParams
 from fourhop.wire.openai import UNSUPPORTED_FIELDS, SamplingRequest
-from fourhop.wire.openai_chat import CHAT_UNSUPPORTED_FIELDS, ChatCompletionRequest, NamedToolChoice
+from fourhop.wire.openai_chat import CHAT_UNSUPPORTED_FIELDS, ChatCompletionRequest
 from fourhop.wire.openai_completion import COMPLETION_UNSUPPORTED_FIELDS, CompletionRequest
 
 
@@ -24,6 +24,7 @@ def resolve(
     asked_tokens: int | None,
     room: int,
     logprobs: int | None,
+    structured_outputs: dict[str, Any] | None = None,
 ) -> SamplingParams:
     """The request's parameters. `max_tokens` is always written: what was asked for, else the model's default, at most
     the `room` that the prompt leaves in the window.
@@ -48,6 +49,7 @@ def resolve(
         logit_bias=request.logit_bias or None,
         allowed_token_ids=request.allowed_token_ids,
         logprobs=logprobs,
+        structured_outputs=structured_outputs,
         include_stop_str_in_output=bool(request.include_stop_str_in_output),
         skip_special_tokens=_first(request.skip_special_tokens, True),
     )
@@ -91,8 +93,6 @@ def check_completion(request: CompletionRequest) -> None:
 
 def _check_shared(request: SamplingRequest) -> None:
     _refuse_given(request, UNSUPPORTED_FIELDS)
-    if request.response_format not in (None, {"type": "text"}):
-        _refuse('only {"type": "text"} is supported', "response_format")
     if request.best_of is not None and request.best_of != _first(request.n, 1):
         _refuse("best_of other than n is not supported", "best_of")
     options = request.stream_options
@@ -147,9 +147,7 @@ def _check_tool_choice(request: ChatCompletionRequest, config: FrontendConfig) -
     choice = request.tool_choice
     if choice is not None and choice != "none" and not tools:
         _refuse("tool_choice needs tools", "tool_choice")
-    if isinstance(choice, NamedToolChoice) or choice == "required":
-        _refuse("forcing a tool call needs a grammar, which is not supported; use auto or none", "tool_choice")
-    if tools and choice != "none" and not config.enable_auto_tool_choice:
+    if tools and choice in (None, "auto") and not config.enable_auto_tool_choice:
         _refuse('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set', "tool_choice")
 
 

@@ -45,13 +45,15 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
 
-    # Known and refused: see UNSUPPORTED_FIELDS.
+    # What structure the output has; `fourhop.frontend.structure` reads them.
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+
+    # Known and refused: see UNSUPPORTED_FIELDS.
     prompt_logprobs: Any = None
     logprob_token_ids: Any = None
     use_beam_search: Any = None
@@ -68,11 +70,6 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNSUPPORTED_FIELDS = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
     "prompt_logprobs",
     "logprob_token_ids",
     "use_beam_search",

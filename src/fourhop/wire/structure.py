@@ -46,8 +46,8 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class GrammarStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where in the output a grammar begins; without one it begins with the output's first token.
 
-    With `closing_token_ids` it begins after the first of them, which ends the thinking that the output begins with. If
-    there is an `opening_token_id` too, the output begins outside of thinking, and may open it with this token.
+    With `closing_token_ids` the output begins in thinking, and the grammar where these tokens, one after the other,
+    have ended that. With an `opening_token_id` too, the output begins outside of thinking and may open it.
     `free_token_ids` may stand in place of the grammar's beginning, and then everything is allowed: tool calls.
     """
 
