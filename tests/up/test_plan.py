@@ -45,9 +45,18 @@ def test_cores_are_shared_only_when_there_are_too_few(cores: list[int], num_engi
         assert max(counts) - min(counts) <= 1
 
 
-@pytest.mark.parametrize("wrong", [{"prefill": 0}, {"decode": -1}, {"cores_per_engine": 0}])
+def test_without_prefill_engines_each_engine_does_whole_requests() -> None:
+    plans = plan_engines(UpConfig(prefill=0, decode=2), "m", ports=[81, 82], cores=[0, 1], flags=["--block-size", "8"])
+    assert [(plan.name, plan.role, plan.cores) for plan in plans] == [
+        ("engine-0", "decode", (0,)),
+        ("engine-1", "decode", (1,)),
+    ]
+    assert plans[0].arguments == ("engine", "m", "--port", "81", "--block-size", "8")
+
+
+@pytest.mark.parametrize("wrong", [{"prefill": -1}, {"decode": 0}, {"cores_per_engine": 0}])
 def test_a_plan_without_engines_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(ValueError, match="must be at least"):
         UpConfig(**wrong)  # type: ignore[arg-type]
 
 

@@ -58,18 +58,21 @@ class Display:
         self._bars.console.print(f"{name} | {text}", markup=False, highlight=False, soft_wrap=True)
 
 
-def summary(url: str, model: str, plans: Iterable[EnginePlan], pids: dict[str, int], pid: int, connector: str) -> str:
-    """What runs where, and a line to copy."""
+def summary(
+    url: str, model: str, plans: Iterable[EnginePlan], pids: dict[str, int], pid: int, connector: str | None
+) -> str:
+    """What runs where, and a line to copy. `connector` None: no KV moves."""
     rows = [("frontend+router", url, f"pid {pid}", "")]
     for plan in plans:
         cores = ",".join(str(core) for core in plan.cores)
         rows.append((plan.name, plan.url, f"pid {pids.get(plan.name, '?')}", f"core {cores}"))
     lines = [f"  {name:16} {where:24} {process:12} {cores}".rstrip() for name, where, process, cores in rows]
+    moving = f"KV blocks move over {connector}" if connector else "each engine does whole requests"
     question = {"role": "user", "content": "What is the capital of France?"}
     body = json.dumps({"model": model, "messages": [question], "temperature": 0})
     return "\n".join(
         [
-            f"fourhop is ready: {model}, KV blocks move over {connector}. Ctrl-C stops everything.",
+            f"fourhop is ready: {model}, {moving}. Ctrl-C stops everything.",
             *lines,
             "",
             f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}",

@@ -17,7 +17,7 @@ class UpConfig:
     """How many engines on this machine, and how KV moves between them.
 
     Attributes:
-        prefill: Engines that process prompts.
+        prefill: Engines that process prompts. 0: every engine does whole requests, and no KV moves.
         decode: Engines that generate tokens.
         connector: How KV blocks move: shm is one copy on this machine, tcp is what would cross a network.
         cores_per_engine: CPU cores that each engine is pinned to.
@@ -29,9 +29,9 @@ class UpConfig:
     cores_per_engine: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("prefill", "decode", "cores_per_engine"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        for name, least in (("prefill", 0), ("decode", 1), ("cores_per_engine", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
 
     @property
     def num_engines(self) -> int:
@@ -53,29 +53,36 @@ def plan_engines(
     config: UpConfig, model: str, *, ports: Sequence[int], cores: Sequence[int], flags: Sequence[str]
 ) -> list[EnginePlan]:
     """A plan per engine, prefill first. `ports` has one per engine; `flags` go to every engine."""
-    names = [("prefill", index) for index in range(config.prefill)] + [("decode", i) for i in range(config.decode)]
+    decodes = "decode" if config.prefill else "engine"
+    names = [*(f"prefill-{i}" for i in range(config.prefill)), *(f"{decodes}-{i}" for i in range(config.decode))]
     shares = share_cores(cores, config.num_engines, config.cores_per_engine)
     return [
-        _plan(config, model, role, f"{role}-{index}", port, share, flags)  # type: ignore[arg-type]
-        for (role, index), port, share in zip(names, ports, shares, strict=True)
+        _plan(config, model, name, port, share, flags) for name, port, share in zip(names, ports, shares, strict=True)
     ]
 
 
 def _plan(
     config: UpConfig,
     model: str,
-    role: Literal["prefill", "decode"],
     name: str,
     port: int,
     cores: tuple[int, ...],
     flags: Sequence[str],
 ) -> EnginePlan:
+    role: Literal["prefill", "decode"] = "prefill" if name.startswith("prefill") else "decode"
+    arguments = ("engine", model, "--port", str(port), *_transfer_flags(config, role), *flags)
+    return EnginePlan(name, role, f"http://127.0.0.1:{port}", cores, arguments)
+
+
+def _transfer_flags(config: UpConfig, role: Literal["prefill", "decode"]) -> tuple[str, ...]:
+    """How the engine hands over, if there is a pair to do it."""
+    if not config.prefill:
+        return ()
     transfer = KVTransferConfig(
         kv_connector=config.connector, kv_role="kv_producer" if role == "prefill" else "kv_consumer"
     )
     given = {"kv_connector": transfer.kv_connector, "kv_role": transfer.kv_role}
-    arguments = ("engine", model, "--port", str(port), "--kv-transfer-config", msgspec.json.encode(given).decode())
-    return EnginePlan(name, role, f"http://127.0.0.1:{port}", cores, (*arguments, *flags))
+    return ("--kv-transfer-config", msgspec.json.encode(given).decode())
 
 
 def share_cores(cores: Sequence[int], num_engines: int, each: int) -> list[tuple[int, ...]]:

@@ -75,7 +75,8 @@ async def run_up(
         url = f"http://{server.host}:{listener.getsockname()[1]}"
 
         def started() -> None:
-            print(summary(url, name, plans, children.pids(), os.getpid(), config.connector), flush=True)
+            connector = config.connector if config.prefill else None
+            print(summary(url, name, plans, children.pids(), os.getpid(), connector), flush=True)
 
         await service.serve(app, server, listener=listener, started=started)
 
