@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.toy import BOS, EOS, IM_END, IM_START, SPECIAL, THINK, VOCAB_SIZE, write_toy_checkpoint
+from fourhop.checkpoint import DEFAULT_MODEL, find
 from fourhop.frontend.tokenizer import Tokenizer
 from fourhop.wire.errors import StartError
 
@@ -89,3 +90,19 @@ def test_missing_file_is_one_line(tmp_path: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(StartError, match=f"has no {name}"):
         Tokenizer.load(folder)
+
+
+def test_the_faster_encoder_gives_the_same_ids() -> None:
+    tokenizer = Tokenizer.load(find(DEFAULT_MODEL).folder)
+    text = "<|im_start|>user\nWhat's 2 + 2?<|im_end|>\n\u180e"
+    ids = tokenizer.encode(text, add_special_tokens=True)
+    assert tokenizer.quicken()
+    assert tokenizer.encode(text + " so", add_special_tokens=True) == [*ids, tokenizer.token_id("Ġso")]
+
+
+def test_a_tokenizer_without_proof_stays_as_it_is(tmp_path: Path) -> None:
+    folder = write_toy_checkpoint(tmp_path)
+    _change(folder / "tokenizer.json", normalizer={"type": "Lowercase"})
+    tokenizer = Tokenizer.load(folder)
+    assert not tokenizer.quicken()
+    assert tokenizer.encode("A<think>", add_special_tokens=False) == [97, THINK]

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from threading import Thread
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
@@ -76,6 +77,7 @@ def create(
     @asynccontextmanager
     async def everything() -> AsyncIterator[None]:
         async with resources():
+            Thread(target=renderer.tokenizer.quicken, name="quicken", daemon=True).start()
             try:
                 yield
             finally:

@@ -1,6 +1,6 @@
 """The model's tokenizer over the `tokenizers` package: text to ids and back, equal to what transformers loads.
 
-Safe to use from several threads: nothing changes after loading.
+Safe to use from several threads: after loading only memories of what was worked out before change.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as NativeTokenizer
 
+from fourhop.frontend.bpe import FastBPE, byte_symbols, prove
 from fourhop.frontend.files import read_json, whole_number
+from fourhop.frontend.segments import Segments
 from fourhop.wire.errors import StartError
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -32,8 +34,12 @@ class Tokenizer:
         self.special_tokens = special_tokens
         self._native = native
         self._added = {token_id: token.content for token_id, token in native.get_added_tokens_decoder().items()}
+        self._added_ids = {text: token_id for token_id, text in self._added.items()}
         self.special_ids = frozenset(i for i, token in native.get_added_tokens_decoder().items() if token.special)
-        self._byte_of_symbol = _byte_symbols() if _is_byte_level(native) else None
+        self._byte_of_symbol = byte_symbols() if _is_byte_level(native) else None
+        self._bytes: dict[int, bytes] = {}
+        self._segments = Segments.of(native, self._encode_piece)
+        self._fast: FastBPE | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -53,9 +59,23 @@ class Tokenizer:
             raise StartError(f"{folder.name}/config.json has no vocab_size")
         return cls(native, vocab_size=vocab_size, special_tokens=special_tokens)
 
+    def quicken(self) -> bool:
+        """Find out whether a faster encoder gives the same ids, and use it from then on. May take seconds of CPU.
+
+        Meant to run on a thread beside the first requests: what it changes is how long `encode` takes.
+        """
+        self._fast = prove(self._native) if self._segments is not None else None
+        return self._fast is not None
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The ids of a text. Special tokens written in the text become their ids either way."""
-        return list(self._native.encode(text, add_special_tokens=add_special_tokens).ids)
+        if self._segments is None:
+            return list(self._native.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self._segments.encode(text, add_special_tokens=add_special_tokens)
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        ids = None if self._fast is None else self._fast.encode(piece)
+        return list(self._native.encode(piece, add_special_tokens=False).ids) if ids is None else ids
 
     def encode_with_offsets(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[list[int]]]:
         """As `encode`, and for each token the [start, end) characters of the text that it stands for."""
@@ -70,6 +90,10 @@ class Tokenizer:
         """The id of an exact vocabulary entry, added tokens included."""
         return self._native.token_to_id(text)
 
+    def marker_id(self, text: str) -> int | None:
+        """The id of an added token. Its text becomes this id wherever it is written, unlike an ordinary entry's."""
+        return self._added_ids.get(text)
+
     def token(self, token_id: int) -> str:
         """The vocabulary entry of an id as the tokenizer writes it; empty for ids without one."""
         return self._native.id_to_token(token_id) or ""
@@ -79,6 +103,12 @@ class Tokenizer:
 
         Known for byte-level vocabularies and for pieces with a "▁" or "<0xNN>" form; empty for ids without an entry.
         """
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._find_bytes(token_id)
+        return known
+
+    def _find_bytes(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].encode()
         piece = self.token(token_id)
@@ -120,10 +150,3 @@ def _added_token(fields: dict[str, Any]) -> AddedToken:
 def _is_byte_level(native: NativeTokenizer) -> bool:
     """Whether the decoder maps GPT-2's printable symbols back to bytes."""
     return native.decoder is not None and b'"ByteLevel"' in native.decoder.__getstate__()
-
-
-def _byte_symbols() -> dict[str, int]:
-    """GPT-2's table: the printable character that stands for each byte, reversed."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
