@@ -83,12 +83,14 @@ CAUSES = (
     "cancelled",
     "forbidden",
     "layout",
+    "corrupt",
     "protocol",
     "internal",
 )
 """Why a pull failed: no connection; no word in time; the producer restarted; it knows no such ticket; the ticket was
 claimed before; the producer released it before or during the pull; the consumer gave the pull up; the configuration
-does not name the ticket's address; the two pools differ in geometry; the peer spoke nonsense; a bug of ours (the log
+does not name the ticket's address; the two pools differ in geometry; the bytes that came are
+not those that were sent; the peer spoke nonsense; a bug of ours (the log
 has its traceback)."""
 
 

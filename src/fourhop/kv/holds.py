@@ -115,6 +115,10 @@ class Holds:
         with self._lock:
             return ticket_id in self._standing
 
+    @property
+    def num_standing(self) -> int:
+        return len(self._standing)
+
     def withdraw(self, ticket_id: str) -> None:
         """End a ticket at once; unknown ones are ignored."""
         with self._lock:
