@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from fakes.bench_records import bad, good
-from fourhop.bench.config import LoadConfig, MetricsConfig, ResultConfig, TargetConfig
-from fourhop.bench.measure import summarize
-from fourhop.bench.record import Record
-from fourhop.bench.result import Result, as_json, as_table, file_name
+from fakes.bench_records import METRICS, bad, good, result_of
+from fourhop.bench.config import ResultConfig
+from fourhop.bench.result import as_json, as_table, file_name
 from fourhop.bench.runs import Plan
 from fourhop.bench.serve import exit_status, save
 
-METRICS = MetricsConfig(goodput=("ttft:2000", "tpot:30"), metric_percentiles="50,99,99.9")
 VLLM_KEYS = """
 date endpoint_type backend label model_id tokenizer_id num_prompts request_rate burstiness max_concurrency
 duration completed failed total_input_tokens total_output_tokens request_throughput request_goodput output_throughput
@@ -29,23 +23,6 @@ p50_ttft_ms p99_ttft_ms p99.9_ttft_ms mean_tpot_ms median_tpot_ms std_tpot_ms p9
 std_itl_ms p99_itl_ms
 """
 ROWS = ("Successful requests:", "Request goodput (req/s):", "P99 ITL (ms):", "Mean TPOT (ms):", "rendered (ms):")
-
-
-def result_of(records: Sequence[Record], *, is_cut: bool = False, **load: Any) -> Result:
-    summary = summarize(records, 2.0, limits=METRICS.limits(), metrics=METRICS.metrics, percentiles=METRICS.percentiles)
-    return Result(
-        target=TargetConfig(),
-        load=LoadConfig(num_prompts=2, **load),
-        model="org/m",
-        tokenizer="org/m",
-        date=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
-        summary=summary,
-        records=records,
-        hops={"rendered": 0.002},
-        cache_hit_rate=0.5,
-        warnings=["the cache was warm"],
-        is_cut=is_cut,
-    )
 
 
 def test_the_keys_are_vllms_and_times_are_milliseconds() -> None:

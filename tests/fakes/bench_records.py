@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
 
+from fourhop.bench.config import LoadConfig, MetricsConfig, TargetConfig
+from fourhop.bench.measure import summarize
 from fourhop.bench.record import Record
+from fourhop.bench.result import Result
+
+METRICS = MetricsConfig(goodput=("ttft:2000", "tpot:30"), metric_percentiles="50,99,99.9")
 
 
 def record(sent_s: float, *at_s: float, num: Sequence[int] = (), due_s: float | None = None) -> Record:
@@ -29,3 +36,20 @@ def good() -> Record:
 
 def bad() -> Record:
     return Record(name="r-1", due_s=0.0, ready_s=0.0, sent_s=0.0, end_s=1.0, error="500 broken")
+
+
+def result_of(records: Sequence[Record], *, is_cut: bool = False, **load: Any) -> Result:
+    summary = summarize(records, 2.0, limits=METRICS.limits(), metrics=METRICS.metrics, percentiles=METRICS.percentiles)
+    return Result(
+        target=TargetConfig(),
+        load=LoadConfig(num_prompts=2, **load),
+        model="org/m",
+        tokenizer="org/m",
+        date=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        summary=summary,
+        records=records,
+        hops={"rendered": 0.002},
+        cache_hit_rate=0.5,
+        warnings=["the cache was warm"],
+        is_cut=is_cut,
+    )

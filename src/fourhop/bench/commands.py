@@ -10,7 +10,9 @@ from cyclopts import App
 
 from fourhop.bench.config import DatasetConfig, LoadConfig, MetricsConfig, ResultConfig, SamplingConfig, TargetConfig
 from fourhop.bench.runs import Plan
+from fourhop.bench.search import SweepConfig
 from fourhop.bench.serve import run_serve
+from fourhop.bench.sweep import run_sweep
 from fourhop.flags import with_flags
 
 bench = App(name="bench", help="Load a server, and see at which rate it keeps its promises.", help_format="markdown")
@@ -39,6 +41,27 @@ def serve(
     """
     plan = Plan(target=target, load=load, dataset=dataset, sampling=sampling, metrics=metrics)
     return run(run_serve(plan, result))
+
+
+@command
+def sweep(
+    *,
+    sweep: SweepConfig,
+    target: TargetConfig,
+    load: LoadConfig,
+    dataset: DatasetConfig,
+    sampling: SamplingConfig,
+    metrics: MetricsConfig,
+    result: ResultConfig,
+) -> int:
+    """Step the request rate until the server fails its limits, and print its goodput.
+
+    Each rate has a seed of its own and is told with its prefix cache hits.
+
+    Example: `fourhop bench sweep --random-input-len 512 --seconds 60 --num-warmups 4 --goodput ttft:2000 tpot:90`
+    """
+    plan = Plan(target=target, load=load, dataset=dataset, sampling=sampling, metrics=metrics)
+    return run(run_sweep(plan, sweep, result))
 
 
 def run(work: Coroutine[Any, Any, int]) -> int:

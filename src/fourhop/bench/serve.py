@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -38,18 +39,15 @@ def exit_status(result: Result) -> int:
 def save(result: Result, plan: Plan, config: ResultConfig) -> Path:
     """Write the result. Raises StartError if it cannot be written."""
     path = (config.result_dir or Path()) / file_name(result, config)
-    text = msgspec.json.encode(_finite(as_json(result, plan.metrics, config))) + b"\n"
+    return write(path, as_json(result, plan.metrics, config), appends=config.append_result)
+
+
+def write(path: Path, values: Mapping[str, Any], *, appends: bool) -> Path:
+    """Write a line of JSON, its folder too. JSON has no infinity and no NaN: msgspec writes null for them."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab" if config.append_result else "wb") as file:
-            file.write(text)
+        with path.open("ab" if appends else "wb") as file:
+            file.write(msgspec.json.encode(values) + b"\n")
     except OSError as error:
         raise StartError(f"cannot write {path}: {error.strerror}") from None
     return path
-
-
-def _finite(values: dict[str, object]) -> dict[str, object]:
-    """JSON has no infinity and no NaN: such a number would make the whole file unreadable to others."""
-    wrong = [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
-    assert not wrong, f"not finite: {wrong}"
-    return values
