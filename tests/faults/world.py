@@ -6,9 +6,8 @@ import asyncio
 import contextvars
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
-from itertools import count
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -27,6 +26,7 @@ from fourhop.engine.toy import FIRST_TOKEN, NUM_TOKENS
 from fourhop.kv.config import ConnectorOptions, KVTransferConfig
 from fourhop.router.app import Router
 from fourhop.router.config import RouterConfig
+from fourhop.router.migration import MoveRequest
 from fourhop.tokens.connection import Session, open_session
 from fourhop.wire.errors import FourhopError
 
@@ -115,7 +115,6 @@ class World:
 
     @asynccontextmanager
     async def _running_router(self) -> AsyncIterator[Router]:
-        numbers = count()
         urls = {role: tuple(one.url for one in self._machines.values() if one.name[0] == role) for role in "pd"}
         config = RouterConfig(
             urls["p"],
@@ -126,6 +125,9 @@ class World:
             probe_timeout_s=0.5,
             probe_interval_s=0.5,
             probe_backoff_s=1.0,
+            dead_after_s=3.0,
+            kv_recompute_threshold=self._rng.choice((4, 8, 64)),
+            prefix_timeout_s=0.3,
         )
         router = Router(
             config,
@@ -133,7 +135,7 @@ class World:
             clock=self._loop.time,
             wall_clock=lambda: self._storm.wall_s(0.0),
             draw_seed=lambda: 4,
-            new_id=lambda: f"leg{next(numbers)}",
+            router_id="router",
         )
         async with router.running():
             yield router
@@ -187,12 +189,16 @@ class World:
 
     async def _disturb(self) -> None:
         rng = self._rng
-        num_times = 0 if self._storm.is_over else rng.choice((0, 0, 1, 2, 4))
+        num_times = 0 if self._storm.is_over else rng.choice((0, 0, 1, 2, 4, 8))
         for at_s in sorted(rng.uniform(0.0, STORM_S) for _ in range(num_times)):
             await asyncio.sleep(at_s - self._loop.time())
             self._storm.num_faults += 1
             machine = rng.choice(list(self._machines.values()))
-            match rng.choice(("clock", "crash", "stop")):
+            match rng.choice(("clock", "crash", "stop", "drain", "move", "move")):
+                case "drain":
+                    self._spawn(self._drain(machine))
+                case "move":
+                    self._spawn(self._move(machine))
                 case "clock":
                     machine.skew_s += rng.uniform(-60.0, 60.0)
                     self._storm.note(f"the wall clock of {machine.name} jumps: {machine.skew_s:.1f} s off")
@@ -216,6 +222,22 @@ class World:
         await asyncio.sleep(BOOT_S + self._rng.expovariate(1.0))
         if machine.engine is None:
             await machine.boot()
+
+    async def _drain(self, machine: Machine) -> None:
+        """Have the router take an engine out of service for a while."""
+        self._storm.note(f"{machine.name} is drained")
+        with suppress(FourhopError):
+            await self.router.migration.drain(machine.url)
+        await asyncio.sleep(self._rng.expovariate(1.0))
+        await self.router.migration.undrain(machine.url)
+        self._storm.note(f"{machine.name} is back in service")
+
+    async def _move(self, machine: Machine) -> None:
+        """Have the router move some client's request to some engine, whichever it is."""
+        ask = self._rng.choice(self._asks)
+        self._storm.note(f"request {ask.number} is moved to {machine.name}")
+        with suppress(FourhopError):
+            await self.router.migration.move(MoveRequest(ask.request.request_id, machine.url))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
