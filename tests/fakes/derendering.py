@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -34,10 +35,16 @@ def toy() -> Tokenizer:
 @cache
 def spelled_toy() -> Tokenizer:
     """Bytes and the special tokens only: the think and tool-call marks have to be spelled."""
+    return marked_toy(())
+
+
+@cache
+def marked_toy(marks: tuple[str, ...]) -> Tokenizer:
+    """Bytes, 256 `<s>`, 257 `</s>`, and these marks from 258 on; all but the bytes are special."""
     native = NativeTokenizer(models.BPE(vocab={symbol: byte for byte, symbol in enumerate(byte_symbols())}, merges=[]))
     native.decoder = decoders.ByteLevel()
-    native.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
-    return Tokenizer(native, vocab_size=VOCAB_SIZE, special_tokens={})
+    native.add_special_tokens([AddedToken(text, special=True) for text in ("<s>", "</s>", *marks)])
+    return Tokenizer(native, vocab_size=VOCAB_SIZE + len(marks), special_tokens={})
 
 
 PIECES = ["▁a", ".", "▁It", "▁", "▁x", "b", "中"]
@@ -125,6 +132,46 @@ def derender_any_way(context: Context, ids: list[int], finish: FinishReason | No
     whole = derender(context, chunked([ids], finish))
     for chunks in chunkings(ids, finish):
         assert summary(derender(context, chunks)) == summary(whole)
+    singles = chunked([[token_id] for token_id in ids], finish)
+    assert summary(derender(context, singles, carries_state=True)) == summary(whole)
+    return whole
+
+
+def check_every_cut(context: Context, ids: list[int], *, step: int = 1) -> Answer:
+    """The answer, after checking that token by token and cut at every `step`-th position it is the same, and that an
+    output that ends at that position is the same as in one chunk. At each cut only the state goes on, as JSON."""
+    whole = derender(context, chunked([ids], "length"))
+    derenderer, answer = Derenderer.start(context, 0), Answer()
+    for size in range(len(ids) + 1):
+        data = msgspec.json.encode(derenderer.state())
+        assert len(data) <= MAX_STATE_BYTES
+        state = msgspec.json.decode(data, type=StreamState)
+        rests = (
+            [([], derender(context, chunked([ids[:size]], "length"))), (ids[size:], whole)] if size % step == 0 else []
+        )
+        for rest, expected in rests:
+            cut = _copy(answer)
+            cut.add(Derenderer.resume(context, state).feed(ChunkChoice(token_ids=rest, finish_reason="length")))
+            assert summary(cut) == summary(expected), size
+        if size < len(ids):
+            answer.add(derenderer.feed(ChunkChoice(token_ids=[ids[size]])))
+    return whole
+
+
+def _copy(answer: Answer) -> Answer:
+    """One that can go on by itself."""
+    return replace(
+        answer,
+        content=["".join(answer.content)],
+        reasoning=["".join(answer.reasoning)],
+        calls=[replace(call, arguments=["".join(call.arguments)]) for call in answer.calls],
+        token_ids=answer.token_ids[:],
+    )
+
+
+def derender_both_ways(context: Context, ids: list[int], finish: FinishReason) -> Answer:
+    """The answer of one chunk, after checking that token by token it is the same."""
+    whole = derender(context, chunked([ids], finish))
     singles = chunked([[token_id] for token_id in ids], finish)
     assert summary(derender(context, singles, carries_state=True)) == summary(whole)
     return whole

@@ -31,9 +31,9 @@ def spelled(
 
 
 def test_names_of_parsers_are_listed_when_one_is_unknown() -> None:
-    with pytest.raises(StartError, match=r"'qwen4'; known: deepseek_r1, none, qwen3"):
+    with pytest.raises(StartError, match=r"'qwen4'; known: deepseek_r1, .*none, .*qwen3"):
         find("qwen4", None, toy())
-    with pytest.raises(StartError, match=r"tool call parser 'x'; known: hermes"):
+    with pytest.raises(StartError, match=r"tool call parser 'x'; known: deepseek_v3, .*hermes"):
         find(None, "x", toy())
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fourhop.frontend.detokenize import Tokenizer
+from fourhop.frontend.forced_calls import forced_table
 from fourhop.frontend.parsers import Parsers, find
 from fourhop.frontend.parsers.machine import Table
 from fourhop.frontend.phrases import Phrases
@@ -21,6 +22,7 @@ class Context:
     """The request's side of derendering; `Derenderer.start` alone reads the prompt (None: it is not known).
 
     `stop_token_ids`, EOS among them unless it is ignored, end the text, and `skipped` are left out of it.
+    `tools` are those that the request offers; markup without types takes them from there.
     `*_top_logprobs` None means that none were asked for, `max_calls` None any number of calls.
     """
 
@@ -34,6 +36,7 @@ class Context:
     stop_token_ids: frozenset[int]
     eos_token_ids: frozenset[int]
     skipped: frozenset[int]
+    tools: Sequence[Mapping[str, Any]] = ()
     chat_template_kwargs: Mapping[str, Any] | None = None
     chat_top_logprobs: int | None = None
     completion_top_logprobs: int | None = None
@@ -60,7 +63,8 @@ def chat_context(
     return Context(
         tokenizer=tokenizer,
         parsers=parsers,
-        table=parsers.table(offers_tools=bool(request.tools) and request.tool_choice != "none"),
+        table=forced_table(request, parsers)
+        or parsers.table(offers_tools=bool(request.tools) and request.tool_choice != "none"),
         prompt_token_ids=prompt_token_ids,
         request_id=request_id,
         stops=Phrases(stop_strings(request.stop)),
@@ -68,6 +72,7 @@ def chat_context(
         stop_token_ids=_stop_token_ids(request, eos_token_ids),
         eos_token_ids=eos_token_ids,
         skipped=_skipped(request, tokenizer),
+        tools=request.tools or (),
         chat_template_kwargs={**(default_chat_template_kwargs or {}), **(request.chat_template_kwargs or {})},
         chat_top_logprobs=request.top_logprobs or 0 if request.logprobs else None,
         include_reasoning=request.include_reasoning,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fourhop.frontend.context import Context
+from fourhop.frontend.parsers.types import argument_types
 from fourhop.frontend.stops import HeldTail, StopMatcher
 from fourhop.wire.derender import Count
 from fourhop.wire.openai_chat import FunctionCallDelta, ToolCallDelta
@@ -29,6 +30,8 @@ class Output:
         self.stops = StopMatcher(context.stops, held, include_stop=context.include_stop)
         self._include_reasoning = context.include_reasoning
         self._max_calls = context.max_calls
+        self._new_id = context.parsers.new_call_id
+        self._tools = context.tools
         self._count = calls
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -42,11 +45,11 @@ class Output:
         if self._include_reasoning and self.stops.hit is None:
             self._reasoning.append(text)
 
-    def begin_call(self, name: str) -> None:
+    def begin_call(self, name: str, call_id: str = "") -> None:
         index = self._count.num_calls
         self._count.num_calls += 1
         if self._is_wanted():
-            self._calls.append(_CallPiece(index, _call_id(self._count.seed, index), name))
+            self._calls.append(_CallPiece(index, call_id or self._new_id(self._count.seed, index), name))
 
     def arguments(self, text: str) -> None:
         index = self._count.num_calls - 1
@@ -63,6 +66,9 @@ class Output:
     def boundary(self) -> None:
         if text := self.stops.flush():
             self._content.append(text)
+
+    def argument_types(self, call: str, argument: str) -> frozenset[str]:
+        return argument_types(self._tools, call, argument)
 
     def take_content(self) -> str | None:
         return _take(self._content)
@@ -110,7 +116,3 @@ def call_seed(request_id: str, prompt_token_ids: list[int], index: int) -> str:
     digest = hashlib.blake2b(request_id.encode(), digest_size=16)
     digest.update(array("q", [*prompt_token_ids, index]).tobytes())
     return digest.hexdigest()
-
-
-def _call_id(seed: str, index: int) -> str:
-    return "chatcmpl-tool-" + hashlib.blake2b(f"{seed}-{index}".encode(), digest_size=16).hexdigest()

@@ -24,6 +24,8 @@ class Phrases:
 
     def search(self, text: str) -> tuple[int, int, int] | None:
         """The phrase that ends first (the longest of those): its start and end in `text`, and its number."""
+        if self._first is None or not self._first.search(text):
+            return None
         hits = ((text.find(phrase), len(phrase), number) for number, phrase in enumerate(self.phrases))
         found = [(start + size, start, number) for start, size, number in hits if start >= 0]
         if not found:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fourhop.frontend.detokenize import Tokenizer
 from fourhop.frontend.parsers.families import REASONING_FAMILIES, TOOL_FAMILIES
 from fourhop.frontend.parsers.machine import Table, bind, last_marker
-from fourhop.frontend.parsers.table import CONTENT_STATE, ReasoningFamily, ToolFamily, merge
+from fourhop.frontend.parsers.table import CONTENT_STATE, Body, ReasoningFamily, State, ToolFamily, merge, openai_id
 from fourhop.wire.errors import StartError
 
 Family = TypeVar("Family")
@@ -22,7 +23,9 @@ class Parsers:
         self.without_tools = bind(merge(reasoning, None), tokenizer)
         self.has_reasoning = reasoning is not None
         self.has_tools = tool is not None
-        self._reasoning = reasoning
+        self.new_call_id = tool.new_id if tool else openai_id
+        self.reasoning = reasoning
+        self._tool = tool
         self._tokenizer = tokenizer
 
     @property
@@ -32,37 +35,46 @@ class Parsers:
     def table(self, *, offers_tools: bool) -> Table:
         return self.with_tools if offers_tools else self.without_tools
 
+    def table_of(self, body: Body) -> Table:
+        """The table of an answer whose text is what `body` says, after any thinking; calls in markup count too."""
+        own = dict(self._tool.states) if self._tool else {CONTENT_STATE: State(body)}
+        forced = ToolFamily({**own, CONTENT_STATE: replace(own[CONTENT_STATE], body=body)})
+        return bind(merge(self.reasoning, forced), self._tokenizer)
+
     def first_state(self, prompt_token_ids: list[int] | None, chat_template_kwargs: Mapping[str, Any] | None) -> str:
         """The state that the output of this prompt starts in; None stands for a prompt that is not known."""
-        family = self._reasoning
+        family = self.reasoning
         if family is None:
             return CONTENT_STATE
         if prompt_token_ids is None:
             return family.outside if self._is_switched_off(chat_template_kwargs) else family.inside
         last = self._last_marker(prompt_token_ids)
         if last is None:
-            return family.inside if family.opens_unasked else family.outside
+            opens = family.opens_unasked and not self._is_switched_off(chat_template_kwargs)
+            return family.inside if opens else family.outside
         return family.inside if last == family.opening else family.outside
 
     def reasoning_ended(
         self, prompt_token_ids: list[int], chat_template_kwargs: Mapping[str, Any] | None
     ) -> bool | None:
         """Whether no thinking is to come: the prompt closed it, or the request did. None without a parser."""
-        family = self._reasoning
+        family = self.reasoning
         if family is None:
             return None
         last = self._last_marker(prompt_token_ids)
         return last == family.closing or (last is None and self._is_switched_off(chat_template_kwargs))
 
     def _last_marker(self, prompt_token_ids: list[int]) -> str | None:
-        family = self._reasoning
+        family = self.reasoning
         assert family is not None
         return last_marker(prompt_token_ids, (family.opening, family.closing), family.turns, self._tokenizer)
 
     def _is_switched_off(self, chat_template_kwargs: Mapping[str, Any] | None) -> bool:
-        assert self._reasoning is not None
+        family = self.reasoning
+        assert family is not None
         kwargs = chat_template_kwargs or {}
-        return any(kwargs.get(switch) is False for switch in self._reasoning.switches)
+        said = [kwargs[switch] for switch in family.switches if isinstance(kwargs.get(switch), bool)]
+        return not all(said) if said else family.is_off_unasked
 
 
 def find(reasoning: str | None, tool: str | None, tokenizer: Tokenizer) -> Parsers:

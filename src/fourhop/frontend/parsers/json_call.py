@@ -2,7 +2,7 @@
 
 The name is announced when its string is complete, and from then on the arguments pass as the raw text that the model
 wrote. Text that turns out to be no such object is content. Until the name is known the text waits, at most `MAX_HEAD`
-bytes of it; an object whose name comes later than that is content too.
+bytes of it; an object whose name comes later than that, or is longer than `MAX_NAME` bytes, is content too.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from enum import IntEnum
 
 import msgspec
 
+from fourhop.frontend.parsers.nesting import ESCAPED, QUOTED, end_of_nested, end_of_string
 from fourhop.frontend.parsers.table import Scratch, Sink
 
 MAX_HEAD = 1024
-MAX_KEY_CHARS = 256
+MAX_NAME = 256
+MAX_KEY_CHARS = 64
 
 _SPACE = " \t\r\n"
-_QUOTED_STOP = re.compile(r'["\\]')
-_NESTED_STOP = re.compile(r'["{}\[\]]')
 _SCALAR_END = re.compile(r"[,}\]\s]")
 _SCALAR_START = re.compile(r"[-0-9a-zA-Z]")
 
@@ -42,15 +42,15 @@ class Phase(IntEnum):
 
 
 class Flag(IntEnum):
-    QUOTED = 1  # inside a string of a nested value
-    ESCAPED = 2  # after a backslash
+    """Besides `QUOTED` and `ESCAPED`."""
+
     NAME = 4  # the value is the name's
     ARGUMENTS = 8  # the value is the arguments'
     ANNOUNCED = 16
     HAS_ARGUMENTS = 32  # their value is complete
 
 
-_VALUE_FLAGS = Flag.QUOTED | Flag.ESCAPED | Flag.NAME | Flag.ARGUMENTS
+_VALUE_FLAGS = QUOTED | ESCAPED | Flag.NAME | Flag.ARGUMENTS
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,19 @@ class JsonCall:
     name: str
     arguments: tuple[str, ...]
 
+    def open(self, scratch: Scratch, sink: Sink) -> None:
+        """An object needs no beginning."""
+
     def feed(self, text: str, scratch: Scratch, sink: Sink) -> None:
+        self.read(text, scratch, sink)
+
+    def read(self, text: str, scratch: Scratch, sink: Sink) -> int:
+        """Read up to the object's end; returns where in `text` that is."""
         if scratch.phase == Phase.NOT_A_CALL:
             sink.content(text)
         elif scratch.phase < Phase.DONE:
-            _Reader(self, scratch, sink).read(text)
+            return _Reader(self, scratch, sink).read(text)
+        return len(text)
 
     def close(self, scratch: Scratch, sink: Sink) -> None:
         """Complete arguments make a call, whether or not the object's last brace was written."""
@@ -86,7 +94,7 @@ class _Reader:
         self._text = ""
         self._base = 0
 
-    def read(self, text: str) -> None:
+    def read(self, text: str) -> int:
         scratch = self._scratch
         self._text, self._base = text, len(scratch.head)
         if not scratch.flags & Flag.ANNOUNCED:
@@ -96,6 +104,7 @@ class _Reader:
             position = _READ[scratch.phase](self, position)
         if scratch.phase < Phase.DONE and _is_long(scratch.head):
             self._refuse()
+        return position
 
     def start(self, position: int) -> int:
         return self._expect(position, {"{": Phase.KEY_START})
@@ -143,23 +152,15 @@ class _Reader:
         end = self._string(position, Phase.VALUE_END)
         if self._scratch.flags & Flag.NAME:
             self._scratch.text += self._text[position:end]
+            if len(self._scratch.text.encode()) > MAX_NAME:
+                return self._refuse()
         return self._pass_on(position, end)
 
     def nested(self, position: int) -> int:
-        scratch = self._scratch
-        if scratch.flags & Flag.QUOTED:
-            end = self._string(position, Phase.NESTED)
-            return self._pass_on(position, end)
-        match = _NESTED_STOP.search(self._text, position)
-        if match is None:
-            return self._pass_on(position, len(self._text))
-        if match[0] == '"':
-            scratch.flags |= Flag.QUOTED
-        else:
-            scratch.depth += 1 if match[0] in "{[" else -1
-            if scratch.depth == 0:
-                scratch.phase = Phase.VALUE_END
-        return self._pass_on(position, match.end())
+        end = end_of_nested(self._text, position, self._scratch)
+        if self._scratch.depth == 0:
+            self._scratch.phase = Phase.VALUE_END
+        return self._pass_on(position, end)
 
     def scalar(self, position: int) -> int:
         match = _SCALAR_END.search(self._text, position)
@@ -178,26 +179,16 @@ class _Reader:
         if character not in phases:
             return self._refuse()
         self._scratch.phase = phases[character]
-        return self._end_object() if phases[character] == Phase.DONE else position + 1
+        return self._end_object(position + 1) if phases[character] == Phase.DONE else position + 1
 
     def _string(self, position: int, after: Phase) -> int:
         """Read up to the closing quote, which leads to `after`, or to the end of the piece."""
         scratch = self._scratch
-        while position < len(self._text):
-            if scratch.flags & Flag.ESCAPED:
-                scratch.flags &= ~Flag.ESCAPED
-                position += 1
-                continue
-            match = _QUOTED_STOP.search(self._text, position)
-            if match is None:
-                return len(self._text)
-            position = match.end()
-            if match[0] == '"':
-                scratch.flags &= ~Flag.QUOTED
-                scratch.phase = after
-                return position
-            scratch.flags |= Flag.ESCAPED
-        return position
+        scratch.flags |= QUOTED
+        end = end_of_string(self._text, position, scratch)
+        if not scratch.flags & QUOTED:
+            scratch.phase = after
+        return end
 
     def _begin_value(self, position: int) -> None:
         scratch = self._scratch
@@ -238,13 +229,13 @@ class _Reader:
         scratch.text = scratch.head = ""
         scratch.span = (0, 0)
 
-    def _end_object(self) -> int:
+    def _end_object(self, end: int) -> int:
         scratch = self._scratch
         if not scratch.flags & Flag.ANNOUNCED:
             return self._refuse()
         if not scratch.flags & Flag.HAS_ARGUMENTS:
             self._sink.arguments("{}")
-        return len(self._text)
+        return end
 
     def _refuse(self) -> int:
         """The text breaks the object: without a name it is no call, with one the call stays as far as it is."""

@@ -13,9 +13,20 @@ from dataclasses import dataclass
 import msgspec
 
 from fourhop.frontend.detokenize import Tokenizer
-from fourhop.frontend.parsers.table import REASONING, Body, Scratch, Sink, State
+from fourhop.frontend.parsers.table import REASONING, Body, Scratch, Sink, State, Target
 from fourhop.frontend.phrases import Phrases
 from fourhop.wire.derender import Count
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Where a marker leads: to the number of the first pattern that the text before it holds, else to `otherwise`."""
+
+    otherwise: int
+    targets: tuple[tuple[re.Pattern[str], int], ...] = ()
+
+    def choose(self, text: str) -> int:
+        return next((number for pattern, number in self.targets if pattern.search(text)), self.otherwise)
 
 
 @dataclass(frozen=True)
@@ -23,11 +34,12 @@ class BoundState:
     """A state of a table for one vocabulary: markers as token ids, and as text where they have none."""
 
     body: Body
-    by_id: dict[int, int]
+    by_id: dict[int, Exit]
     by_text: Phrases
-    text_targets: tuple[int, ...]
+    text_exits: tuple[Exit, ...]
     has_text_markers: bool
     is_reasoning: bool
+    continues: bool
 
 
 @dataclass(frozen=True)
@@ -49,16 +61,25 @@ def bind(states: Mapping[str, State], tokenizer: Tokenizer) -> Table:
 
 
 def _bind_state(state: State, numbers: Mapping[str, int], tokenizer: Tokenizer) -> BoundState:
-    ids = {marker: tokenizer.token_id(marker) for marker in state.on}
+    ids = {marker: tokenizer.marker_id(marker) for marker in state.on}
+    exits = {marker: _exit(target, numbers) for marker, target in state.on.items()}
     spelled = [marker for marker, token_id in ids.items() if token_id is None]
     return BoundState(
         body=state.body,
-        by_id={token_id: numbers[state.on[marker]] for marker, token_id in ids.items() if token_id is not None},
+        by_id={token_id: exits[marker] for marker, token_id in ids.items() if token_id is not None},
         by_text=Phrases(spelled),
-        text_targets=tuple(numbers[state.on[marker]] for marker in spelled),
+        text_exits=tuple(exits[marker] for marker in spelled),
         has_text_markers=bool(spelled),
         is_reasoning=state.body is REASONING,
+        continues=state.continues,
     )
+
+
+def _exit(target: Target, numbers: Mapping[str, int]) -> Exit:
+    if isinstance(target, str):
+        return Exit(numbers[target])
+    targets = tuple((re.compile(pattern), numbers[name]) for pattern, name in target.targets.items())
+    return Exit(numbers[target.otherwise], targets)
 
 
 class Position(msgspec.Struct, array_like=True):
@@ -80,11 +101,11 @@ class Machine:
 
     def marker(self, token_id: int) -> bool:
         """Take a token as a marker, if it is one here. The text before it must have been fed."""
-        target = self.state.by_id.get(token_id)
-        if target is None:
+        leads_to = self.state.by_id.get(token_id)
+        if leads_to is None:
             return False
         self._release()
-        self._go(target)
+        self._go(leads_to)
         return True
 
     def text(self, text: str) -> None:
@@ -99,12 +120,17 @@ class Machine:
                 break
             start, end, number = found
             self._feed(text[:start])
-            self._go(self.state.text_targets[number])
+            self._go(self.state.text_exits[number])
             text = text[end:]
         self._feed(text)
 
     def finish(self) -> None:
-        """The output is over: what was held is text, and an open call is as whole as it is."""
+        """The output is over: what was held is text, and an open call is as whole as it is.
+
+        Inside a call's parts the beginning of a marker was meant as one: it is no argument's text.
+        """
+        if self.state.continues:
+            self.position.held = ""
         self._release()
         self.state.body.close(self.position.scratch, self._sink)
 
@@ -116,12 +142,16 @@ class Machine:
         held, self.position.held = self.position.held, ""
         self._feed(held)
 
-    def _go(self, target: int) -> None:
-        self.state.body.close(self.position.scratch, self._sink)
+    def _go(self, leads_to: Exit) -> None:
+        scratch = self.position.scratch
+        target = leads_to.choose(scratch.text)
+        state = self._table.states[target]
+        if not state.continues:
+            self.state.body.close(scratch, self._sink)
+            scratch = Scratch()
         self._sink.boundary()
-        self.position.state = target
-        self.position.scratch = Scratch()
-        self.state = self._table.states[target]
+        self.position.state, self.position.scratch, self.state = target, scratch, state
+        state.body.open(scratch, self._sink)
 
 
 def last_marker(
@@ -131,7 +161,7 @@ def last_marker(
 
     Reads the ids backwards when the vocabulary holds all markers, else the text of the last `TAIL_TOKENS` tokens.
     """
-    ids = {token_id: text for text in markers + turns if (token_id := tokenizer.token_id(text)) is not None}
+    ids = {token_id: text for text in markers + turns if (token_id := tokenizer.marker_id(text)) is not None}
     if set(markers) <= set(ids.values()):
         last = next((ids[token_id] for token_id in reversed(token_ids) if token_id in ids), None)
     else:
