@@ -126,7 +126,7 @@ def prove(native: NativeTokenizer) -> FastBPE | None:
     table = {ord(symbol): byte for symbol, byte in base.items()}
     ranks = {result.translate(table).encode("latin-1"): model.vocab[result] for result in results}
     ranks.update({bytes([byte]): model.vocab[symbol] for symbol, byte in base.items()})
-    encoding = tiktoken.Encoding("model", pat_str=words, mergeable_ranks=ranks, special_tokens={})
+    encoding = tiktoken.Encoding("model", pat_str=_grouped(words), mergeable_ranks=ranks, special_tokens={})
     return FastBPE(encoding, missing="".join(map(chr, sorted(missing))), nfc=normalizer == "NFC")
 
 
@@ -173,6 +173,14 @@ def _words(pre_tokenizer: Mapping[str, Any]) -> str | None:
         return None
     expression = before[0]["pattern"].get("Regex")
     return expression if expression in WORDS else None
+
+
+def _grouped(expression: str) -> str:
+    """The same with what stands before the lookahead as one group: tiktoken's engine matches a group without lookahead
+    in one go, a third faster.
+    """
+    before, lookahead, after = expression.partition(r"|\s+(?!")
+    return f"(?:{before}){lookahead}{after}"
 
 
 def _in_order(results: list[str], vocab: Mapping[str, int]) -> bool:
