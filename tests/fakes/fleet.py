@@ -61,7 +61,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(num_prefill: int = 1, num_decode: int = 1, *, max_retries: int = 2) -> AsyncIterator[Bench]:
+async def bench(
+    num_prefill: int = 1, num_decode: int = 1, *, max_retries: int = 2, kv_recompute_threshold: int = 16
+) -> AsyncIterator[Bench]:
     """Engines p0, p1, … and d0, d1, …, and a router that was started. Its watchers never wake up by themselves."""
     prefill = [StubEngine(f"http://p{index}", role="prefill") for index in range(num_prefill)]
     decode = [StubEngine(f"http://d{index}", role="decode") for index in range(num_decode)]
@@ -79,12 +81,13 @@ async def bench(num_prefill: int = 1, num_decode: int = 1, *, max_retries: int =
     urls = [tuple(engine.name for engine in side) for side in (prefill, decode)]
     clock, registry = Clock(), CollectorRegistry()
     router = Router(
-        RouterConfig(urls[0], urls[1], max_retries=max_retries),
+        RouterConfig(urls[0], urls[1], max_retries=max_retries, kv_recompute_threshold=kv_recompute_threshold),
         registry=registry,
         dial=dial,
         clock=clock,
         wall_clock=clock,
         draw_seed=lambda: 4,
+        router_id="ours",
     )
     router.fleet.sleep = never
     async with router.running():

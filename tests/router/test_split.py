@@ -70,8 +70,8 @@ def test_prefill_and_decode_run_on_different_engines_and_make_the_same_tokens() 
             assert (usage_of(chunks).prompt_tokens, usage_of(chunks).completion_tokens) == (5, 8)
             [prefill_leg], [decode_leg] = one.prefill[0].requests, one.decode[0].requests
             assert prefill_leg.sampling_params.max_tokens == 1
-            assert prefill_leg.kv_transfer_params == {"do_remote_decode": True}
-            assert decode_leg.output_token_ids == expected(request, 1)
+            assert prefill_leg.kv_transfer_params == {"do_remote_decode": True, "early_ticket": True}
+            assert decode_leg.output_token_ids == []
             assert decode_leg.kv_transfer_params is not None
             assert decode_leg.kv_transfer_params["do_remote_prefill"] is True
             assert prefill_leg.sampling_params.seed == decode_leg.sampling_params.seed == 11
@@ -82,14 +82,81 @@ def test_prefill_and_decode_run_on_different_engines_and_make_the_same_tokens() 
     run(scenario())
 
 
-def test_first_token_leaves_before_decode_is_asked() -> None:
+def test_decode_is_reserved_before_prefill_has_computed_anything() -> None:
     async def scenario() -> None:
-        async with bench() as one, aclosing(one.router.generate(ask())) as chunks:
-            first = await anext(chunks)
-            assert first.choices[0].token_ids == expected(ask(), 1)
-            assert first.choices[0].finish_reason is None
-            assert first.kv_transfer_params is None
-            assert one.decode[0].requests == []
+        async with bench() as one:
+            one.prefill[0].gate = asyncio.Event()
+            reader = asyncio.create_task(chunks_of(one.router, ask()))
+            await until(lambda: one.decode[0].num_open == 1)
+            assert one.router.fleet.workers["http://d0"].in_flight == 1
+            one.prefill[0].gate.set()
+            assert tokens_of(await reader) == expected(ask(), 8)
+            await one.settle()
+
+    run(scenario())
+
+
+def test_the_first_token_is_prefills_and_does_not_wait_for_decode() -> None:
+    async def scenario() -> None:
+        async with bench() as one:
+            one.decode[0].gate = asyncio.Event()
+            async with aclosing(one.router.generate(ask())) as chunks:
+                first = await anext(chunks)
+                assert first.choices[0].token_ids == expected(ask(), 1)
+                assert first.choices[0].finish_reason is None
+                assert first.kv_transfer_params is None
+                one.decode[0].gate.set()
+                rest = [chunk async for chunk in chunks]
+            assert tokens_of([first, *rest]) == expected(ask(), 8)
+
+    run(scenario())
+
+
+def test_without_an_early_ticket_decode_is_asked_when_prefill_has_ended() -> None:
+    """The serial form: the decode engine is given the first token and makes only later ones."""
+
+    async def scenario() -> None:
+        async with bench() as one:
+            one.prefill[0].gives_early_tickets = False
+            async with aclosing(one.router.generate(ask())) as chunks:
+                received = [await anext(chunks)]
+                assert one.decode[0].requests == []
+                received += [chunk async for chunk in chunks]
+            assert tokens_of(received) == expected(ask(), 8)
+            assert one.decode[0].requests[0].output_token_ids == expected(ask(), 1)
+            assert one.decode[0].num_pulled == 1
+            assert one.router.ledger.ended == {HoldState.PULLED: 1}
+            await one.settle()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_engines_that_disagree_end_the_request_and_their_tokens_are_not_mixed(
+    logprobs: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with bench(2, 2) as one:
+            for engine in one.decode:
+                engine.repeats_as = 3
+            tokens, error = await failure_of(one, ask(logprobs=logprobs))
+            assert tokens == expected(ask(), 1)
+            assert (error.status, error.type) == (502, "EnginesDisagreeError")
+            assert one.count("fourhop_router_disagreements_total") == 1
+            assert all(worker.down is None for worker in one.router.fleet.workers.values())
+            await one.settle()
+
+    run(scenario())
+    assert [record.levelname for record in caplog.records if "made the tokens" in record.message] == ["ERROR"]
+
+
+def test_a_prefill_engine_that_dies_after_its_token_does_not_stop_a_decode_engine_that_goes_on() -> None:
+    async def scenario() -> None:
+        async with bench(2, 2) as one:
+            one.prefill[0].faults = [Fault(1, BROKEN)]
+            assert tokens_of(await chunks_of(one.router, ask())) == expected(ask(), 8)
+            assert [len(engine.requests) for engine in one.engines] == [1, 0, 1, 0]
+            await one.settle()
 
     run(scenario())
 
@@ -120,7 +187,7 @@ def test_eos_as_first_token_ends_without_a_hand_over(ignored: bool) -> None:
             assert tokens_of(chunks)[0] == EOS
             assert finishes_of(chunks) == (["length"] if ignored else ["stop"])
             assert len(tokens_of(chunks)) == (8 if ignored else 1)
-            assert len(one.decode[0].requests) == (1 if ignored else 0)
+            assert one.decode[0].num_pulled == (1 if ignored else 0)
             await one.settle()
 
     run(scenario())
@@ -264,7 +331,7 @@ def test_a_prefill_engine_that_fails_before_its_token_is_replaced(error: Fourhop
     run(scenario())
 
 
-@pytest.mark.parametrize("num_sent", range(9))
+@pytest.mark.parametrize("num_sent", range(-1, 9))
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_an_engine_that_dies_at_any_token_is_replaced_without_a_lost_or_repeated_token(
     side: str, num_sent: int
@@ -284,14 +351,14 @@ def test_an_engine_that_dies_at_any_token_is_replaced_without_a_lost_or_repeated
     run(scenario())
 
 
-@pytest.mark.parametrize("num_sent", [0, 1, 3, 6])
+@pytest.mark.parametrize("num_sent", [-1, 0, 1, 3, 6])
 def test_the_only_decode_engine_dies_and_the_prefill_engine_goes_on(num_sent: int) -> None:
     async def scenario() -> None:
         async with bench() as one:
             one.decode[0].faults = [Fault(num_sent, BROKEN)]
             chunks = await chunks_of(one.router, ask())
             assert tokens_of(chunks) == expected(ask(), 8)
-            assert one.prefill[0].requests[-1].output_token_ids == expected(ask(), 1 + num_sent)
+            assert one.prefill[0].requests[-1].output_token_ids == expected(ask(), max(1, num_sent))
             assert one.prefill[0].requests[-1].kv_transfer_params is None
             await one.settle()
 
@@ -359,7 +426,7 @@ def test_back_pressure_of_all_prefill_engines_is_the_answer() -> None:
     async def scenario() -> None:
         async with bench(2, 1) as one:
             for engine in one.prefill:
-                engine.faults = [Fault(0, BUSY)]
+                engine.faults = [Fault(-1, BUSY)]
             tokens, error = await failure_of(one, ask())
             assert (tokens, error.status, error.retry_after_s) == ([], 503, 7)
             assert one.decode[0].requests == []
@@ -405,7 +472,7 @@ def test_a_stream_that_no_engine_can_go_on_with_ends_with_the_error() -> None:
             one.decode[0].faults = [Fault(2, BROKEN)]
             one.prefill[0].faults = [None, Fault(0, PeerTimeout("silent"))]
             tokens, error = await failure_of(one, ask())
-            assert tokens == expected(ask(), 3)
+            assert tokens == expected(ask(), 2)
             assert error.status == 504
             await one.settle()
 
@@ -469,7 +536,7 @@ def test_a_client_that_leaves_between_the_legs_frees_the_ticket() -> None:
 def test_a_client_that_leaves_during_prefill_frees_a_hold_whose_ticket_was_never_seen() -> None:
     async def scenario() -> None:
         async with bench() as one:
-            one.prefill[0].faults = [Fault(0, None)]
+            one.prefill[0].faults = [Fault(-1, None)]
             reader = asyncio.create_task(chunks_of(one.router, ask()))
             await until(lambda: one.prefill[0].num_open == 1)
             reader.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import secrets
 import time
@@ -16,9 +18,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fourhop.router.config import RouterConfig
+from fourhop.router.conversations import Conversations
 from fourhop.router.fleet import Control, Fleet, Worker
+from fourhop.router.handover import Handover
+from fourhop.router.leases import LeaseKeeper
 from fourhop.router.ledger import Ledger
 from fourhop.router.metrics import RouterMetrics, StateCollector
+from fourhop.router.migration import Migration, migration_routes
 from fourhop.router.policy import EngineRole
 from fourhop.router.release import Releaser
 from fourhop.router.run import Run
@@ -38,6 +44,9 @@ from fourhop.wire.moments import Moment, Timeline
 
 log = logging.getLogger(__name__)
 request_log = logging.getLogger("fourhop.request")
+
+HOUSEKEEPING_S = 1.0
+"""Between two looks for leases to renew and requests to move; leases are several times as long."""
 
 Dial = Callable[[str], tuple[TokenServer, Control]]
 
@@ -81,23 +90,32 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
-        new_id: Callable[[], str] = lambda: secrets.token_hex(12),
+        router_id: str | None = None,
     ) -> None:
+        prefix = f"{router_id or secrets.token_hex(6)}-"
+        numbers = itertools.count()
+
+        def new_id() -> str:
+            return f"{prefix}{next(numbers)}"
+
         self.config = config
         self.ledger = Ledger()
         self.fleet = Fleet(config, clock)
         self.releaser = Releaser(self.fleet, self.ledger)
-        self.fleet.on_up = self.releaser.retry
+        self.leases = LeaseKeeper(self.fleet, self.ledger, self.releaser, prefix=prefix, wall_clock=wall_clock)
+        self.fleet.on_up = self.leases.reconcile
         self.metrics = RouterMetrics(registry)
-        registry.register(StateCollector(self.fleet, self.ledger, wall_clock))
-        self._split = Split(
-            self.fleet, self.ledger, self.releaser, self.metrics, config.max_retries, clock, wall_clock, new_id
-        )
+        registry.register(StateCollector(self.fleet, self.ledger, self.leases, wall_clock))
+        self.migration = Migration(self.fleet, self._runs)
+        handover = Handover(self.fleet, self.ledger, self.releaser, self.metrics, wall_clock)
+        conversations = Conversations(config, self.fleet, self.ledger, self.releaser, self.metrics, wall_clock, new_id)
+        self._split = Split(self.fleet, handover, conversations, self.metrics, config.max_retries, clock, new_id)
         self._dial = dial
         self._clock = clock
         self._draw_seed = draw_seed
         self._records: set[Record] = set()
         self._resources = AsyncExitStack()
+        self._housekeeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect to the engines and look at each once. An engine that is not there is waited for, not an error."""
@@ -107,12 +125,22 @@ class Router:
             ("decode", self.config.decode),
         )
         await self.fleet.start([Worker(url, role, *dial(url)) for role, urls in roles for url in urls])
+        self._housekeeping = asyncio.create_task(self._keep_house(), name="router housekeeping")
 
     async def close(self) -> None:
         """Stop looking at engines, finish the releases, close the connections."""
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            await asyncio.gather(self._housekeeping, return_exceptions=True)
         await self.fleet.close()
         await self.releaser.close()
         await self._resources.aclose()
+
+    async def _keep_house(self) -> None:
+        while True:
+            await self.fleet.sleep(HOUSEKEEPING_S)
+            await self.leases.renew()
+            await self.migration.go_on()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -168,10 +196,12 @@ class Router:
     async def abort(self, request_ids: list[str]) -> None:
         """End requests by the client's id: their engines are told, and end them with the finish reason "abort"."""
         wanted = set(request_ids)
-        legs = [run.leg for record in self._records if record.request.request_id in wanted for run in record.runs]
-        for leg in legs:
-            if leg is not None:
-                await leg.worker.control.abort([leg.request.request_id])
+        for leg in [leg for client_id, run in self._runs() if client_id in wanted for leg in run.legs]:
+            await leg.worker.control.abort([leg.request.request_id])
+
+    def _runs(self) -> list[tuple[str, Run]]:
+        """Every run that is open, with the client's id of its request."""
+        return [(record.request.request_id, run) for record in self._records for run in record.runs]
 
     def health(self) -> str | None:
         """Why no request can be served, or None."""
@@ -214,11 +244,16 @@ def create(config: RouterConfig, server: ServerConfig) -> Starlette:
     registry = CollectorRegistry()
     router = Router(config, registry=registry)
     return create_app(
-        routes=[*token_routes(router, abort=router.abort), health_route(router)],
+        routes=[*router_routes(router), health_route(router)],
         config=server,
         registry=registry,
         resources=router.running,
     )
+
+
+def router_routes(router: Router) -> list[Route]:
+    """What a router does for others: tokens, and the moving of requests. Its health is the process's affair."""
+    return [*token_routes(router, abort=router.abort), *migration_routes(router.migration)]
 
 
 def health_route(router: Router) -> Route:
@@ -227,7 +262,13 @@ def health_route(router: Router) -> Route:
     async def health(request: Request) -> Response:
         reason = router.health()
         engines = [
-            {"engine": worker.name, "role": worker.role, "down": worker.down, "in_flight": worker.in_flight}
+            {
+                "engine": worker.name,
+                "role": worker.role,
+                "down": worker.down,
+                "draining": worker.is_draining,
+                "in_flight": worker.in_flight,
+            }
             for worker in router.fleet.workers.values()
         ]
         return json_response({"status": reason or "ok", "engines": engines}, status=503 if reason else 200)

@@ -24,6 +24,10 @@ class RouterConfig:
         probe_interval_s: Time between two looks at an engine that is well.
         probe_timeout_s: Patience with one look, and with a release.
         probe_backoff_s: Longest time between two looks at an engine that is down.
+        dead_after_s: An engine that neither answers looks nor sends tokens for so long loses its requests to others.
+        kv_recompute_threshold: Fewest tokens of a conversation that are worth a transfer from the engine that has them.
+        prefix_timeout_s: Patience with an engine that is asked for the KV of a conversation's beginning.
+        max_prefix_pages: Size of the index of beginnings; a page is about kv_recompute_threshold tokens.
         upstream_api_key: Sent to every engine as a bearer token.
     """
 
@@ -36,8 +40,12 @@ class RouterConfig:
     first_chunk_timeout_s: float = 120.0
     idle_timeout_s: float = 60.0
     probe_interval_s: float = 1.0
-    probe_timeout_s: float = 3.0
+    probe_timeout_s: float = 2.0
     probe_backoff_s: float = 2.0
+    dead_after_s: float = 5.0
+    kv_recompute_threshold: int = 64
+    prefix_timeout_s: float = 0.5
+    max_prefix_pages: int = 100_000
     upstream_api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +60,8 @@ class RouterConfig:
             raise StartError(f"an engine can have one role only: {twice[0]} is listed twice")
         if self.max_retries < 0 or self.max_num_choices < 1 or self.max_logprobs < 0:
             raise StartError("max_retries and max_logprobs must not be negative, max_num_choices at least 1")
+        if self.kv_recompute_threshold < 1 or self.max_prefix_pages < 0:
+            raise StartError("kv_recompute_threshold must be at least 1, max_prefix_pages at least 0")
         for name in (
             "connect_timeout_s",
             "first_chunk_timeout_s",
@@ -59,6 +69,8 @@ class RouterConfig:
             "probe_interval_s",
             "probe_timeout_s",
             "probe_backoff_s",
+            "dead_after_s",
+            "prefix_timeout_s",
         ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise StartError(f"{name} must be a positive number of seconds")

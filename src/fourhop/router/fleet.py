@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any, Protocol
 
 from fourhop.router.config import RouterConfig
 from fourhop.router.policy import Candidate, EngineRole
 from fourhop.tokens.server import TokenServer
-from fourhop.wire.errors import FourhopError, PeerTimeout, Unavailable
-from fourhop.wire.worker import WorkerInfo
+from fourhop.wire.errors import EnginesDisagree, FourhopError, PeerTimeout, TransferError, Unavailable
+from fourhop.wire.worker import Leases, PrefixRequest, WorkerInfo
 
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.25
 TIMEOUTS_TO_BE_DOWN = 2
 """A look that times out may have met a busy machine; two in a row are an engine that hangs."""
+
+LAST_LOOK_S = 0.1
+"""The least patience with a look at an engine that is about to be given up."""
 
 
 class Control(Protocol):
@@ -30,6 +32,16 @@ class Control(Protocol):
 
     async def abort(self, request_ids: list[str]) -> None: ...
 
+    async def leases(self) -> Leases: ...
+
+    async def renew(self, ticket_ids: list[str]) -> list[str]: ...
+
+    async def hold_prefix(self, request: PrefixRequest) -> dict[str, Any] | None: ...
+
+    async def migrate(self, request_ids: list[str]) -> int: ...
+
+    def cut(self) -> None: ...
+
 
 class Verdict(Enum):
     """What an error says of the engine that it came from."""
@@ -37,12 +49,15 @@ class Verdict(Enum):
     REQUEST = auto()  # the request is wrong: the engine is well, another would say the same
     BUSY = auto()  # back-pressure: well, but not now
     TRANSFER = auto()  # KV did not arrive: the engine can still compute it
+    FLEET = auto()  # two engines disagree: no third one can settle which is right
     FAULT = auto()  # the engine failed, or the way to it
 
 
 def judge(error: FourhopError) -> Verdict:
-    if error.type == "TransferError":
+    if error.type == TransferError.type:
         return Verdict.TRANSFER
+    if error.type == EnginesDisagree.type:
+        return Verdict.FLEET
     if error.status in (429, 503):
         return Verdict.BUSY
     return Verdict.REQUEST if error.status < 500 else Verdict.FAULT
@@ -55,7 +70,11 @@ def backoff_s(num_faults: int, longest_s: float) -> float:
 
 @dataclass
 class Worker:
-    """One engine. `down` says why it gets no requests, None when it does."""
+    """One engine. `down` says why it gets no requests, None when it does; a draining one is well but gets none either.
+
+    `num_heard` counts the chunks that it sent, `num_heard_before` those before the last look: an engine whose streams
+    go on is alive, whatever its health says.
+    """
 
     name: str
     role: EngineRole
@@ -63,21 +82,27 @@ class Worker:
     control: Control
     info: WorkerInfo | None = None
     down: str | None = "not seen yet"
+    is_draining: bool = False
     in_flight: int = 0
     num_placed: int = 0
+    num_heard: int = 0
+    num_heard_before: int = 0
     num_faults: int = 0
     num_timeouts: int = 0
+    last_seen_s: float = 0.0
     retry_at_s: float = 0.0
 
-    @contextmanager
-    def serving(self) -> Iterator[None]:
-        """Count one request for as long as it is with this engine, whatever way it leaves."""
+    def begin(self) -> None:
+        """A request is sent to this engine; `end` follows, whatever way it leaves."""
         self.in_flight += 1
         self.num_placed += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
+
+    def end(self) -> None:
+        self.in_flight -= 1
+
+    @property
+    def epoch(self) -> str:
+        return "" if self.info is None else self.info.epoch
 
     @property
     def exchange(self) -> str | None:
@@ -94,7 +119,8 @@ class Worker:
 class Fleet:
     """All engines. An engine that fails is down at once and is up again when it answers a look after its backoff.
 
-    `on_up` is awaited with each engine that comes up.
+    One that was neither seen nor heard for `dead_after_s` is given up: whatever waits for it ends in PeerTimeout.
+    `on_up` is awaited with each engine that comes up or turns out to live a new life.
     """
 
     config: RouterConfig
@@ -102,11 +128,14 @@ class Fleet:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     on_up: Callable[[Worker], Awaitable[None]] | None = None
     workers: dict[str, Worker] = field(default_factory=dict)
+    num_given_up: int = 0
     _watchers: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self, workers: list[Worker]) -> None:
         """Look at every engine once, then watch them."""
         self.workers = {worker.name: worker for worker in workers}
+        for worker in workers:
+            worker.last_seen_s = self.clock()
         await asyncio.gather(*(self.look(worker) for worker in workers))
         self._watchers = [asyncio.create_task(self._watch(worker), name=f"watch {worker.name}") for worker in workers]
 
@@ -119,7 +148,7 @@ class Fleet:
         return [
             worker.as_candidate()
             for worker in self.workers.values()
-            if worker.down is None and worker.name not in excluded
+            if worker.down is None and not worker.is_draining and worker.name not in excluded
         ]
 
     def succeeded(self, worker: Worker) -> None:
@@ -135,26 +164,55 @@ class Fleet:
     async def look(self, worker: Worker) -> None:
         """See whether the engine is well, and who it is."""
         try:
-            info = await worker.control.check()
+            info = await self._check(worker)
         except PeerTimeout as error:
             worker.num_timeouts += 1
             if worker.num_timeouts >= TIMEOUTS_TO_BE_DOWN:
                 self._take_down(worker, error.message)
+            self._not_seen(worker)
         except FourhopError as error:
             self._take_down(worker, error.message)
+            self._not_seen(worker)
         else:
             worker.num_timeouts = 0
+            worker.last_seen_s = self.clock()
             await self._seen(worker, info)
+        worker.num_heard_before = worker.num_heard
+
+    async def _check(self, worker: Worker) -> WorkerInfo | None:
+        try:
+            async with asyncio.timeout(self._patience_s(worker)):
+                return await worker.control.check()
+        except TimeoutError:
+            raise PeerTimeout(f"timed out waiting to hear from {worker.name}") from None
+
+    def _patience_s(self, worker: Worker) -> float | None:
+        """How long a look may take: its own timeouts, but not beyond the time at which the engine is given up."""
+        if worker.num_timeouts == 0:
+            return None
+        return max(LAST_LOOK_S, worker.last_seen_s + self.config.dead_after_s - self.clock())
+
+    def _not_seen(self, worker: Worker) -> None:
+        now_s = self.clock()
+        if worker.num_heard > worker.num_heard_before:
+            worker.last_seen_s = now_s
+        elif worker.in_flight and now_s - worker.last_seen_s >= self.config.dead_after_s:
+            self._take_down(worker, f"not heard of for {self.config.dead_after_s:.0f} s")
+            self.num_given_up += 1
+            log.warning("engine %s is given up with %d requests", worker.name, worker.in_flight)
+            worker.control.cut()
 
     async def _seen(self, worker: Worker, info: WorkerInfo | None) -> None:
-        if worker.info is not None and info is not None and worker.info.epoch != info.epoch:
+        is_new = info is not None and worker.epoch not in ("", info.epoch)
+        if is_new:
             log.warning("engine %s restarted", worker.name)
         worker.info = info
-        if worker.down is not None and self.clock() >= worker.retry_at_s:
+        is_back = worker.down is not None and self.clock() >= worker.retry_at_s
+        if is_back:
             log.info("engine %s is up", worker.name)
             worker.down = None
-            if self.on_up is not None:
-                await self.on_up(worker)
+        if (is_back or is_new) and self.on_up is not None:
+            await self.on_up(worker)
 
     def _take_down(self, worker: Worker, reason: str) -> None:
         if worker.down is None:
@@ -166,13 +224,17 @@ class Fleet:
     async def _watch(self, worker: Worker) -> None:
         num_ill = 0
         while True:
-            num_ill = 0 if worker.down is None else num_ill + 1
+            num_ill = 0 if worker.down is None and worker.num_timeouts == 0 else num_ill + 1
             await self.sleep(backoff_s(num_ill, self.config.probe_backoff_s) or self.config.probe_interval_s)
             await self.look(worker)
 
     def unavailable(self) -> Unavailable:
         """Nothing can serve a request: what is down and why, and when the next look may find it up."""
-        reasons = [f"{worker.name} ({worker.role}): {worker.down}" for worker in self.workers.values() if worker.down]
+        reasons = [
+            f"{worker.name} ({worker.role}): {worker.down or 'draining'}"
+            for worker in self.workers.values()
+            if worker.down or worker.is_draining
+        ]
         return Unavailable(
             "no engine can serve the request: " + ("; ".join(reasons) or "every engine is busy"),
             retry_after_s=self.config.probe_backoff_s,

@@ -1,17 +1,23 @@
 """The ledger of holds: every ticket is owned from the moment it can exist until it is pulled, released or expired.
 
-A hold is asked for when a prefill leg is sent, and known by that leg's own request id: if the answer is lost on the
-way back, an abort of that id still frees the blocks. Pure: no I/O, no clock.
+A hold is asked for before the request that may make it is sent, and known by an id of our own: if the answer is lost on
+the way back, an abort of that id still frees the blocks. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fourhop.wire.worker import Lease, Leases
+
 ASKED_LEASE_S = 120.0
 """How long a hold may last whose ticket we never saw. Longer than any engine's lease."""
+
+RENEW_AT = 1 / 3
+"""A lease is renewed when this part of it is over, so that two renewals may fail."""
 
 
 class HoldState(StrEnum):
@@ -21,27 +27,39 @@ class HoldState(StrEnum):
     RELEASED = "released"
     EXPIRED = "expired"
     NEVER_HELD = "never_held"
+    LOST = "lost"  # its engine started anew
 
 
 NEXT: dict[HoldState, frozenset[HoldState]] = {
-    HoldState.ASKED: frozenset({HoldState.ISSUED, HoldState.RELEASED, HoldState.EXPIRED, HoldState.NEVER_HELD}),
-    HoldState.ISSUED: frozenset({HoldState.PULLED, HoldState.RELEASED, HoldState.EXPIRED}),
+    HoldState.ASKED: frozenset(
+        {HoldState.ISSUED, HoldState.RELEASED, HoldState.EXPIRED, HoldState.NEVER_HELD, HoldState.LOST}
+    ),
+    HoldState.ISSUED: frozenset({HoldState.PULLED, HoldState.RELEASED, HoldState.EXPIRED, HoldState.LOST}),
     HoldState.PULLED: frozenset(),
     HoldState.RELEASED: frozenset(),
     HoldState.EXPIRED: frozenset(),
     HoldState.NEVER_HELD: frozenset(),
+    HoldState.LOST: frozenset(),
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Hold:
-    """Blocks that one engine keeps, or may keep, for another. `is_leaked` means that its release failed."""
+    """Blocks that one engine, in one of its lives, keeps or may keep for another.
+
+    `is_taken` while an engine has the ticket and keeps the lease alive itself. `is_left` when nobody wants it any more,
+    `is_leaked` when its engine could not be told so.
+    """
 
     request_id: str
     engine: str
+    epoch: str
     expires_at_s: float
+    lease_s: float = ASKED_LEASE_S
     ticket_id: str | None = None
     state: HoldState = HoldState.ASKED
+    is_taken: bool = False
+    is_left: bool = False
     is_leaked: bool = False
 
     @property
@@ -54,6 +72,11 @@ class Hold:
         """What the engine may know it by."""
         return [self.request_id] if self.ticket_id is None else [self.ticket_id, self.request_id]
 
+    def is_due(self, now_s: float) -> bool:
+        """True if the router is the one to renew the lease, and the time for it has come."""
+        is_ours = self.state is HoldState.ISSUED and not self.is_taken and not self.is_left
+        return is_ours and now_s >= self.expires_at_s - self.lease_s * (1 - RENEW_AT)
+
 
 class Ledger:
     """All holds that are owed, and how many ended in which way."""
@@ -62,15 +85,19 @@ class Ledger:
         self.owed: dict[str, Hold] = {}
         self.ended: Counter[HoldState] = Counter()
 
-    def ask(self, request_id: str, engine: str, now_s: float) -> Hold:
-        """A prefill leg is about to be sent. `request_id` is the leg's own and unique."""
-        hold = Hold(request_id, engine, expires_at_s=now_s + ASKED_LEASE_S)
+    def ask(self, request_id: str, engine: str, epoch: str, now_s: float) -> Hold:
+        """Something that may hold is about to be sent. `request_id` is the router's own and unique."""
+        hold = Hold(request_id, engine, epoch, expires_at_s=now_s + ASKED_LEASE_S)
         self.owed[request_id] = hold
         return hold
 
-    def issue(self, hold: Hold, ticket_id: str, expires_at_s: float) -> None:
+    def issue(self, hold: Hold, ticket_id: str, expires_at_s: float, now_s: float) -> None:
         self._move(hold, HoldState.ISSUED)
-        hold.ticket_id, hold.expires_at_s = ticket_id, expires_at_s
+        hold.ticket_id, hold.expires_at_s, hold.lease_s = ticket_id, expires_at_s, expires_at_s - now_s
+
+    def renew(self, hold: Hold, now_s: float) -> None:
+        """The engine began a new lease."""
+        hold.expires_at_s = now_s + hold.lease_s
 
     def end(self, hold: Hold, state: HoldState) -> None:
         """A hold ended. What has ended already stays as it was: a release may be confirmed after the expiry."""
@@ -80,14 +107,38 @@ class Ledger:
             self.ended[state] += 1
 
     def expire(self, now_s: float) -> None:
-        """End every hold whose lease is over: its engine has freed the blocks by itself."""
-        for hold in [hold for hold in self.owed.values() if hold.expires_at_s <= now_s]:
+        """End what nobody wants and whose lease is over: its engine has freed the blocks by itself.
+
+        A hold that is wanted is not ended by our clock: its engine, or the pull, tells when it is gone.
+        """
+        for hold in [hold for hold in self.owed.values() if hold.is_left and hold.expires_at_s <= now_s]:
             self.end(hold, HoldState.EXPIRED)
+
+    def at(self, engine: str) -> list[Hold]:
+        return [hold for hold in self.owed.values() if hold.engine == engine]
+
+    def forget_old(self, engine: str, epoch: str) -> None:
+        """The engine lives under `epoch`: what it held before is gone."""
+        for hold in self.at(engine):
+            if hold.epoch != epoch:
+                self.end(hold, HoldState.LOST)
+
+    def strays(self, listed: Leases, prefix: str) -> list[Lease]:
+        """The leases of an engine that are ours, by the prefix of their request ids, and that we know nothing of."""
+        return [
+            lease
+            for lease in listed.leases
+            if lease.request_id.startswith(prefix) and lease.request_id not in self.owed
+        ]
 
     @property
     def num_leaked(self) -> int:
         """Holds that nobody wants and whose engine could not be told: 0 whenever every engine answers."""
         return sum(hold.is_leaked for hold in self.owed.values())
+
+    def due(self, now_s: float) -> Sequence[Hold]:
+        """Holds whose leases the router is to renew."""
+        return [hold for hold in self.owed.values() if hold.is_due(now_s)]
 
     def _move(self, hold: Hold, state: HoldState) -> None:
         if state not in NEXT[hold.state]:

@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fourhop.router.fleet import Fleet
+from fourhop.router.leases import LeaseKeeper
 from fourhop.router.ledger import HoldState, Ledger
 
 HANDOVER_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -34,34 +35,83 @@ class RouterMetrics:
             ["cause"],
             registry=registry,
         )
-        self.handover_s = Histogram(
-            "fourhop_router_handover_seconds",
-            "From the end of prefill to the KV being in place at the decode engine",
-            buckets=HANDOVER_BUCKETS_S,
+        self.transfer_failures = Counter(
+            "fourhop_router_transfer_failures",
+            "Transfers that a decode engine gave up, and why",
+            ["cause"],
             registry=registry,
         )
+        self.moved = Counter(
+            "fourhop_router_moved",
+            "Streams that went on at another engine while they ran, with their KV (ticket) or without",
+            ["with"],
+            registry=registry,
+        )
+        self.disagreements = Counter(
+            "fourhop_router_disagreements", "Requests of which two engines made different tokens", registry=registry
+        )
+        self.prefix_matches = Counter(
+            "fourhop_router_prefix_matches",
+            "Split requests by how their prompt relates to the KV that decode engines are known to have",
+            ["relation"],
+            registry=registry,
+        )
+        self.prefix_tickets = Counter(
+            "fourhop_router_prefix_tickets",
+            "Known beginnings of prompts by what became of their hand-over to the prefill engine",
+            ["outcome"],
+            registry=registry,
+        )
+        self.prefix_tokens = Counter(
+            "fourhop_router_prefix_tokens",
+            "Tokens whose KV prefill engines pulled from decode engines",
+            registry=registry,
+        )
+        self.transfer_wait_s = self._histogram(
+            registry, "transfer_wait", "From a decode leg being sent to its engine asking for the KV"
+        )
+        self.transfer_s = self._histogram(
+            registry, "transfer", "From the KV being asked for to its being in place; prefill may still be at work"
+        )
+        self.handover_s = self._histogram(
+            registry, "handover", "From the end of prefill to the first token that the decode engine made"
+        )
+
+    @staticmethod
+    def _histogram(registry: CollectorRegistry, name: str, text: str) -> Histogram:
+        return Histogram(f"fourhop_router_{name}_seconds", text, buckets=HANDOVER_BUCKETS_S, registry=registry)
 
 
 class StateCollector(Collector):
-    """Gauges that are read from the fleet and the ledger when someone asks."""
+    """What is read from the fleet, the ledger and the leases when someone asks."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, fleet: Fleet, ledger: Ledger, leases: LeaseKeeper, wall_clock: Callable[[], float]) -> None:
         self._fleet = fleet
         self._ledger = ledger
+        self._leases = leases
         self._wall_clock = wall_clock
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         self._ledger.expire(self._wall_clock())
         up = GaugeMetricFamily("fourhop_router_engine_up", "1 if the engine gets requests", labels=["engine", "role"])
+        drains = GaugeMetricFamily("fourhop_router_draining", "1 if the engine drains", labels=["engine", "role"])
         busy = GaugeMetricFamily("fourhop_router_in_flight", "Requests with the engine", labels=["engine", "role"])
         for worker in self._fleet.workers.values():
             up.add_metric([worker.name, worker.role], float(worker.down is None))
+            drains.add_metric([worker.name, worker.role], float(worker.is_draining))
             busy.add_metric([worker.name, worker.role], worker.in_flight)
         yield up
+        yield drains
         yield busy
         yield GaugeMetricFamily("fourhop_router_owed_holds", "Holds not ended yet", value=len(self._ledger.owed))
         yield GaugeMetricFamily(
             "fourhop_router_leaked_holds", "Holds nobody wants whose release failed", value=self._ledger.num_leaked
+        )
+        yield GaugeMetricFamily(
+            "fourhop_router_engines_given_up", "Times an engine fell silent", value=self._fleet.num_given_up
+        )
+        yield GaugeMetricFamily(
+            "fourhop_router_stray_holds", "Holds of ours that only their engine knew of", value=self._leases.num_strays
         )
         ended = GaugeMetricFamily("fourhop_router_ended_holds", "Holds by how they ended", labels=["state"])
         for state in HoldState:

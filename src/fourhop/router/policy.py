@@ -9,6 +9,9 @@ from typing import Literal
 
 EngineRole = Literal["prefill", "decode"]
 
+PREFERENCE_LOAD = 4
+"""Requests that an engine may be busier than the idlest, and still be preferred for what it holds."""
+
 
 class Reason(StrEnum):
     """Why a request runs the way it does. A word of the log line and a label of a metric."""
@@ -47,9 +50,16 @@ class Placement:
         return self.reason is Reason.SPLIT
 
 
-def least_loaded(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The one with the least to do; among equals the one that was given the least so far, then the first by name."""
-    return min(candidates, key=lambda one: (one.load, one.num_placed, one.name), default=None)
+def least_loaded(candidates: Sequence[Candidate], prefer: str | None = None) -> Candidate | None:
+    """The one with the least to do; among equals the one that was given the least so far, then the first by name.
+
+    The one called `prefer` has something that the others lack, and is chosen unless it is much busier.
+    """
+    least = min(candidates, key=lambda one: (one.load, one.num_placed, one.name), default=None)
+    if prefer is None or least is None:
+        return least
+    wanted = next((one for one in candidates if one.name == prefer), least)
+    return wanted if wanted.load <= least.load + PREFERENCE_LOAD else least
 
 
 def place(candidates: Sequence[Candidate], *, wants_split: bool, max_tokens: int | None) -> Placement | None:
@@ -73,11 +83,17 @@ def place(candidates: Sequence[Candidate], *, wants_split: bool, max_tokens: int
     return _whole(decode, Reason.NO_PAIR) if start is None else Placement(start.name, Reason.SPLIT)
 
 
-def place_rest(candidates: Sequence[Candidate], exchange: str | None) -> Candidate | None:
-    """Where a request that has some tokens goes on: a decode engine, one that can pull its KV if there is one."""
-    decode = [one for one in candidates if one.role == "decode"]
+def place_rest(
+    candidates: Sequence[Candidate], exchange: str | None, *, prefer: str | None = None, avoid: str | None = None
+) -> Candidate | None:
+    """Where a request that has some tokens goes on: a decode engine, one that can pull its KV if there is one.
+
+    `avoid` is the engine that it is leaving; it stays there only if there is no other.
+    """
+    others = [one for one in candidates if one.name != avoid] or list(candidates)
+    decode = [one for one in others if one.role == "decode"] or others
     pulling = [one for one in decode if exchange is not None and one.exchange == exchange]
-    return least_loaded(pulling or decode or list(candidates))
+    return least_loaded(pulling or decode, prefer)
 
 
 def _whole(candidates: Sequence[Candidate], reason: Reason) -> Placement | None:

@@ -25,14 +25,16 @@ class Releaser:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def leave(self, hold: Hold | None) -> None:
-        """Release a hold if it is still owed. Returns at once."""
-        if hold is not None and hold.is_owed:
+        """Nobody wants this hold any more: release it if it is still owed. Returns at once."""
+        if hold is not None and hold.is_owed and not hold.is_left:
+            hold.is_left = True
             self._spawn(hold)
 
-    async def retry(self, worker: Worker) -> None:
+    def retry(self, worker: Worker) -> None:
         """The engine is up: release what it could not be told about."""
-        for hold in [hold for hold in self._ledger.owed.values() if hold.engine == worker.name and hold.is_leaked]:
-            self._spawn(hold)
+        for hold in self._ledger.at(worker.name):
+            if hold.is_leaked:
+                self._spawn(hold)
 
     async def close(self) -> None:
         """Wait for the releases that are on their way."""
@@ -51,4 +53,5 @@ class Releaser:
             hold.is_leaked = hold.is_owed
             log.warning("could not release %s at %s: %s", hold.ids[0], hold.engine, error.message)
         else:
+            hold.is_leaked = False
             self._ledger.end(hold, HoldState.RELEASED)

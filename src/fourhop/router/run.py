@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,8 +11,10 @@ import msgspec
 from fourhop.router.fleet import Worker
 from fourhop.router.ledger import Hold
 from fourhop.router.policy import Reason
+from fourhop.tokens.ahead import Ahead
 from fourhop.wire.errors import FourhopError
 from fourhop.wire.generate import (
+    ChunkChoice,
     FinishReason,
     GenerateChunk,
     GenerateRequest,
@@ -30,34 +33,66 @@ TOLD: dict[LegKind, frozenset[str]] = {
 """The moments that each kind of leg can tell of the request; a prefill engine's last token is not the request's."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Leg:
-    """One engine's part of a run. `request` is what that engine is sent, under an id of its own."""
+    """One engine's part of a run, counted at that engine until it is closed.
+
+    `request` is what the engine is sent, under an id of ours. Its next `num_repeats` tokens are known already: it was
+    sent before prefill had made them, so it makes them too. `has_begun` once it made a token that was not known.
+    """
 
     kind: LegKind
     worker: Worker
     request: GenerateRequest
     sent_s: float
+    chunks: AsyncGenerator[GenerateChunk, None] | Ahead[GenerateChunk]
+    num_repeats: int = 0
+    has_begun: bool = False
+    is_open: bool = True
+
+    def __post_init__(self) -> None:
+        self.worker.begin()
 
     @property
     def has_ticket(self) -> bool:
         return self.kind == "decode" and self.request.kv_transfer_params is not None
 
+    async def close(self) -> None:
+        """Tell the engine to stop, if it has not ended."""
+        if self.is_open:
+            self.is_open = False
+            self.worker.end()
+            await self.chunks.aclose()
+
 
 @dataclass(eq=False)
 class Run:
-    """`request` has one choice and a seed. `ticket` is the transfer parameters of a hold that was not yet pulled."""
+    """`request` has one choice and a seed.
+
+    `leg` is the one whose chunks are read, `ahead` the decode leg that is under way meanwhile. `ticket` is the transfer
+    parameters of `hold` while that was not pulled; `prefix` a hold of the prompt's beginning at `holder`. `pages` are
+    the hashes of the tokens so far (`prefixes`), each over `num_page_tokens`. `leaves` is an engine that asked for the
+    run to go on elsewhere, `wanted` the one that it shall go to.
+    """
 
     request: GenerateRequest
     timeline: Timeline
     delivered: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     leg: Leg | None = None
+    ahead: Leg | None = None
     reason: Reason | None = None
     prefill: str | None = None
     decode: str | None = None
     hold: Hold | None = None
     ticket: dict[str, Any] | None = None
+    prefix: Hold | None = None
+    num_prefix_tokens: int = 0
+    holder: str | None = None
+    pages: list[int] = field(default_factory=list)
+    num_page_tokens: int = 0
+    leaves: str | None = None
+    wanted: str | None = None
     excluded: frozenset[str] = frozenset()
     num_retries: int = 0
     error: FourhopError | None = None
@@ -79,16 +114,18 @@ class Run:
             model=None,
         )
 
-    def deliver(self, leg: Leg, chunk: GenerateChunk) -> GenerateChunk:
-        """Take in an engine's chunk; returns it as the client sees it. A prefill leg's own end is not the client's."""
-        choice = chunk.choices[0]
+    def deliver(self, leg: Leg, choice: ChunkChoice) -> GenerateChunk | None:
+        """Take in what an engine made; returns it as the client sees it, None if there is nothing to see.
+
+        The end of a prefill leg, and that of a leg which goes on elsewhere, is not the client's.
+        """
         self.delivered += choice.token_ids
-        if leg.kind == "prefill" and choice.finish_reason == "length":
+        goes_on = choice.finish_reason == "migrated" or (leg.kind == "prefill" and choice.finish_reason == "length")
+        if goes_on:
             choice = msgspec.structs.replace(choice, finish_reason=None)
         self.finish = choice.finish_reason
-        if chunk.moments:
-            told = {name: after_s for name, after_s in chunk.moments.items() if name in TOLD[leg.kind]}
-            self.timeline.merge(told, leg.sent_s)
+        if not choice.token_ids and self.finish is None:
+            return None
         tells = not self._has_begun or self.finish is not None
         self._has_begun = True
         return GenerateChunk(
@@ -96,6 +133,11 @@ class Run:
             choices=[choice],
             moments=self.timeline.since_received() if tells else None,
         )
+
+    def note_moments(self, leg: Leg, moments: dict[str, float] | None) -> None:
+        if moments:
+            told = {name: after_s for name, after_s in moments.items() if name in TOLD[leg.kind]}
+            self.timeline.merge(told, leg.sent_s)
 
     def note_usage(self, usage: Usage | None) -> None:
         """The first leg with a usage knows how much of the prompt was cached; a decode leg's cache is the transfer."""
@@ -112,5 +154,15 @@ class Run:
         )
 
     @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output so far."""
+        return self.request.token_ids + self.request.output_token_ids + self.delivered
+
+    @property
     def num_output(self) -> int:
         return len(self.request.output_token_ids) + len(self.delivered)
+
+    @property
+    def legs(self) -> list[Leg]:
+        """What is open at engines."""
+        return [leg for leg in (self.leg, self.ahead) if leg is not None and leg.is_open]

@@ -1,27 +1,26 @@
-"""One request over two engines: place, prefill, first token out, hand over, stream. `generate` is the whole story."""
+"""One request over two engines: place, reserve decode, prefill, first token out, hand over, stream. See `generate`."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from fourhop.router.conversations import Conversations
 from fourhop.router.fleet import Fleet, Verdict, Worker
-from fourhop.router.ledger import HoldState, Ledger
+from fourhop.router.handover import Handover, without_repeated
 from fourhop.router.metrics import RouterMetrics
-from fourhop.router.policy import place, place_rest
-from fourhop.router.release import Releaser
+from fourhop.router.policy import Candidate, place, place_rest
 from fourhop.router.run import Leg, LegKind, Run
+from fourhop.tokens.ahead import Ahead
 from fourhop.wire.errors import FourhopError, PeerError, PeerRefused
 from fourhop.wire.generate import GenerateChunk
 from fourhop.wire.moments import Moment
-from fourhop.wire.ticket import KVTicket, parse_transfer_params, verify
 
 log = logging.getLogger(__name__)
 
-HOLD = {"do_remote_decode": True}
+HOLD = {"do_remote_decode": True, "early_ticket": True}
 
 
 @dataclass(frozen=True)
@@ -29,149 +28,175 @@ class Split:
     """Carries runs through the fleet. Stateless but for the parts it is made of."""
 
     fleet: Fleet
-    ledger: Ledger
-    releaser: Releaser
+    handover: Handover
+    conversations: Conversations
     metrics: RouterMetrics
     max_retries: int
     clock: Callable[[], float]
-    wall_clock: Callable[[], float]
     new_id: Callable[[], str]
 
     async def generate(self, run: Run) -> AsyncGenerator[GenerateChunk, None]:
         """Serve a run, leg by leg: the first prefills or does it all, the next goes on after what was delivered.
 
-        A leg that fails is replaced by one that goes on at the same token, or its error ends the run. Whichever way
-        the run ends, nothing that it held stays held.
+        A prefill leg's ticket comes before its token, and decode is sent with it at once: its place and blocks are
+        reserved, and the KV travels, while the prompt is computed. A leg that fails is replaced by one that goes on at
+        the same token, or its error ends the run. Whichever way the run ends, nothing that it held stays held.
         """
         try:
             while run.finish is None:
-                run.leg = self._rest(run) if run.delivered else self._start(run)
+                leg = run.leg = await self._next_leg(run)
                 try:
-                    async with aclosing(self._stream(run, run.leg)) as chunks:
-                        async for chunk in chunks:
-                            yield chunk
+                    async for chunk in leg.chunks:
+                        if is_ticket(chunk):
+                            self._reserve_decode(run, leg, chunk)
+                        elif (shown := self._take(run, leg, chunk)) is not None:
+                            yield shown
+                    self._end(run, leg)
                 except FourhopError as error:
-                    self._replace(run, run.leg, error)
+                    await self._replace(run, leg, error)
+                finally:
+                    await leg.close()
             yield run.usage_chunk()
         finally:
-            self.releaser.leave(run.hold)
+            await self._leave(run)
 
-    def _start(self, run: Run) -> Leg:
+    async def _next_leg(self, run: Run) -> Leg:
+        """The decode leg that is under way, or else the next one, placed."""
+        if run.leaves is not None:
+            await self._drop_ahead(run)
+        if run.ahead is not None:
+            leg, run.ahead = run.ahead, None
+            leg.num_repeats = run.num_output - len(leg.request.output_token_ids)
+            return leg
+        if run.delivered or run.ticket is not None:
+            return self._rest(run)
+        return await self._start(run)
+
+    async def _start(self, run: Run) -> Leg:
         """Place a run that has no token yet: a prefill leg that holds its blocks, or the whole of it on one engine."""
-        candidates = self.fleet.candidates(run.excluded)
         placement = place(
-            candidates,
+            self.fleet.candidates(run.excluded),
             wants_split=not run.request.output_token_ids,
             max_tokens=run.request.sampling_params.max_tokens,
         )
         if placement is None:
             raise run.error or self.fleet.unavailable()
+        run.leaves = None
         run.reason = placement.reason
         run.timeline.mark(Moment.PLACED, self.clock())
         self.metrics.placements.labels(placement.reason).inc()
         worker = self.fleet.workers[placement.engine]
         if not placement.is_split:
             return self._leg(run, "whole", worker, None)
-        leg = self._leg(run, "prefill", worker, HOLD)
-        now_s = self.wall_clock()
-        self.ledger.expire(now_s)
-        run.hold = self.ledger.ask(leg.request.request_id, worker.name, now_s)
+        prefix = await self.conversations.find(run, worker)
+        leg = self._leg(run, "prefill", worker, HOLD if prefix is None else HOLD | {"prefix": prefix})
+        self.handover.ask(run, leg)
         return leg
 
+    def _reserve_decode(self, run: Run, leg: Leg, chunk: GenerateChunk) -> None:
+        """There is a ticket for what is still being computed: send the decode leg, to be read when prefill is done."""
+        if leg.kind != "prefill" or run.ahead is not None or chunk.kv_transfer_params is None:
+            return
+        self.handover.take_early(run, leg, chunk.kv_transfer_params)
+        candidate, can_pull = self._candidate(run)
+        if candidate is not None and can_pull:
+            run.ahead = self._leg(run, "decode", self.fleet.workers[candidate.name], run.ticket, ahead=True)
+
     def _rest(self, run: Run) -> Leg:
-        """Go on after the delivered tokens, with the KV of the prefill leg where it can be had."""
-        exchange = None if run.ticket is None or run.hold is None else self.fleet.workers[run.hold.engine].exchange
-        candidate = place_rest(self.fleet.candidates(run.excluded), exchange)
+        """Go on after the delivered tokens, with KV that another engine holds where it can be had."""
+        candidate, can_pull = self._candidate(run)
         if candidate is None:
             raise run.error or self.fleet.unavailable()
+        run.leaves = run.wanted = None
         worker = self.fleet.workers[candidate.name]
-        if run.ticket is not None and worker.role == "decode" and worker.exchange == exchange:
+        if can_pull:
             return self._leg(run, "decode", worker, run.ticket)
         if run.ticket is not None:
-            self._give_up_transfer(run, "no_pair")
+            self.handover.give_up(run, "no_pair")
         return self._leg(run, "whole", worker, None)
 
-    def _leg(self, run: Run, kind: LegKind, worker: Worker, transfer: dict[str, Any] | None) -> Leg:
+    def _candidate(self, run: Run) -> tuple[Candidate | None, bool]:
+        """Where the run goes on, and whether that engine can use its ticket."""
+        source = None if run.ticket is None or run.hold is None else self.fleet.workers[run.hold.engine]
+        exchange = None if source is None else source.exchange
+        candidates = self.fleet.candidates(run.excluded)
+        asked_for = [one for one in candidates if one.name == run.wanted]
+        chosen = place_rest(asked_for or candidates, exchange, prefer=run.holder, avoid=run.leaves)
+        can_pull = (
+            chosen is not None and source is not None and chosen.name != source.name and chosen.exchange == exchange
+        )
+        return chosen, can_pull and exchange is not None
+
+    def _leg(
+        self, run: Run, kind: LegKind, worker: Worker, transfer: dict[str, Any] | None, *, ahead: bool = False
+    ) -> Leg:
         request = run.leg_request(self.new_id(), max_tokens=1 if kind == "prefill" else None, transfer=transfer)
-        if not run.delivered:
+        if kind != "decode" and not run.delivered:
             run.prefill = worker.name
         if kind != "prefill":
             run.decode = worker.name
-        return Leg(kind, worker, request, self.clock())
+        if kind == "decode":
+            self.handover.pass_on(run)
+        chunks = worker.server.generate(request)
+        return Leg(kind, worker, request, self.clock(), Ahead(chunks) if ahead else chunks)
 
-    async def _stream(self, run: Run, leg: Leg) -> AsyncGenerator[GenerateChunk, None]:
-        """One leg's chunks as the client sees them. A prefill leg is read to its end: closing it earlier aborts it."""
-        num_before = len(run.delivered)
-        with leg.worker.serving():
-            async with aclosing(leg.worker.server.generate(leg.request)) as chunks:
-                async for chunk in chunks:
-                    if not chunk.choices:
-                        run.note_usage(chunk.usage)
-                        continue
-                    shown = run.deliver(leg, chunk)
-                    if leg.kind == "prefill" and chunk.choices[0].finish_reason is not None:
-                        self._take_ticket(run, leg, chunk.kv_transfer_params)
-                    elif leg.has_ticket:
-                        self._note_pull(run)
-                    if shown.choices[0].token_ids or run.finish is not None:
-                        yield shown
-        if run.finish is None and (leg.kind != "prefill" or len(run.delivered) == num_before):
+    def _take(self, run: Run, leg: Leg, chunk: GenerateChunk) -> GenerateChunk | None:
+        """Take in what an engine sent; returns what the client sees of it."""
+        leg.worker.num_heard += 1
+        if not chunk.choices:
+            run.note_usage(chunk.usage)
+            return None
+        run.note_moments(leg, chunk.moments)
+        choice = chunk.choices[0]
+        if leg.num_repeats and choice.token_ids:
+            choice = without_repeated(run, leg, choice)
+        shown = run.deliver(leg, choice)
+        if choice.finish_reason == "migrated":
+            self.handover.take_moved(run, leg, chunk.kv_transfer_params)
+        elif leg.kind == "prefill":
+            if choice.finish_reason is not None:
+                self.handover.take_last(run, leg, chunk.kv_transfer_params)
+            if choice.finish_reason in ("stop", "length"):
+                self.conversations.note_prefill(run, leg.worker, chunk.moments)
+        elif leg.has_ticket:
+            self._note_decode(run, leg, has_token=bool(choice.token_ids))
+        return shown
+
+    def _note_decode(self, run: Run, leg: Leg, *, has_token: bool) -> None:
+        self.handover.note_pull(run, leg)
+        if has_token and not leg.has_begun:
+            leg.has_begun = True
+            done_s = run.timeline.at_s.get(Moment.PREFILL_DONE)
+            if done_s is not None:
+                self.metrics.handover_s.observe(max(0.0, self.clock() - done_s))
+
+    def _end(self, run: Run, leg: Leg) -> None:
+        """A leg's stream ended without an error. A prefill leg must have left a token, another one a finish."""
+        if run.finish is None and run.leaves is None and (leg.kind != "prefill" or not run.delivered):
             raise PeerError(f"{leg.worker.name} ended the stream early")
         self.fleet.succeeded(leg.worker)
+        if leg.kind != "prefill":
+            self.conversations.note_end(run, leg.worker)
 
-    def _take_ticket(self, run: Run, leg: Leg, params: dict[str, Any] | None) -> None:
-        """Check the ticket of a prefill leg's end. Without a good one the next engine computes the prompt again."""
-        assert run.hold is not None
-        if run.finish is not None:
-            self.ledger.end(run.hold, HoldState.NEVER_HELD)
-            return
-        try:
-            ticket = parse_transfer_params(params)
-            if not isinstance(ticket, KVTicket):
-                self._give_up_transfer(run, "no_ticket")
-                return
-            fingerprint = ticket.fingerprint if leg.worker.info is None else leg.worker.info.fingerprint
-            verify(ticket, fingerprint=fingerprint, token_ids=run.request.token_ids, now_s=self.wall_clock())
-        except FourhopError as error:
-            log.warning("%s issued a bad ticket: %s", leg.worker.name, error.message)
-            self._give_up_transfer(run, "bad_ticket")
-            return
-        self.ledger.issue(run.hold, ticket.ticket_id, ticket.expires_at_s)
-        run.ticket = params
-
-    def _note_pull(self, run: Run) -> None:
-        """The decode engine has a token, so it needs the ticket no more; it says whether it pulled the KV."""
-        if run.ticket is None or run.hold is None:
-            return
-        run.ticket = None
-        at_s = run.timeline.at_s
-        if Moment.KV_READY not in at_s:
-            self._give_up_transfer(run, "recomputed")
-            return
-        self.ledger.end(run.hold, HoldState.PULLED)
-        if Moment.PREFILL_DONE in at_s:
-            self.metrics.handover_s.observe(max(0.0, at_s[Moment.KV_READY] - at_s[Moment.PREFILL_DONE]))
-
-    def _give_up_transfer(self, run: Run, cause: str) -> None:
-        self.metrics.no_transfer.labels(cause).inc()
-        run.ticket = None
-        self.releaser.leave(run.hold)
-
-    def _replace(self, run: Run, leg: Leg, error: FourhopError) -> None:
+    async def _replace(self, run: Run, leg: Leg, error: FourhopError) -> None:
         """Decide after a failed leg: return to try the rest elsewhere, or raise the error that ends the run."""
         verdict = self.fleet.failed(leg.worker, error)
         run.error = error
-        if leg.kind == "prefill" and run.ticket is None:
-            self._drop_hold(run, error)
         if run.finish is not None:
             return  # every token and the finish arrived; only the end of the stream did not
-        if verdict is Verdict.REQUEST:
+        if verdict is Verdict.FLEET:
+            self.metrics.disagreements.inc()
+            log.error("request %s: %s", run.request.request_id, error.message)
+        if verdict in (Verdict.FLEET, Verdict.REQUEST):
             raise error
+        if leg.kind == "prefill" and (run.ticket is None or not run.delivered):
+            await self._drop_ahead(run)
+            self.handover.drop(run, was_refused=isinstance(error, PeerRefused) and not run.delivered)
         if verdict is Verdict.TRANSFER:
             if not leg.has_ticket:
                 raise error
-            self._give_up_transfer(run, "failed")
-        else:
+            self.handover.fail(run, error)
+        elif run.ahead is None:
             run.excluded |= {leg.worker.name}
             if run.num_retries >= self.max_retries or (verdict is Verdict.BUSY and self._must_wait(run, leg)):
                 raise error
@@ -187,9 +212,18 @@ class Split:
         others = self.fleet.candidates(run.excluded)
         return not run.delivered and all(other.role != leg.worker.role for other in others)
 
-    def _drop_hold(self, run: Run, error: FourhopError) -> None:
-        """A prefill leg failed before its ticket came. An engine that refused holds nothing; another may."""
-        if run.hold is not None and isinstance(error, PeerRefused) and not run.delivered:
-            self.ledger.end(run.hold, HoldState.NEVER_HELD)
-        self.releaser.leave(run.hold)
-        run.hold = None
+    async def _drop_ahead(self, run: Run) -> None:
+        if run.ahead is not None:
+            leg, run.ahead = run.ahead, None
+            await leg.close()
+
+    async def _leave(self, run: Run) -> None:
+        """The run is over: nothing that it asked of any engine goes on."""
+        self.handover.releaser.leave(run.hold)
+        self.conversations.leave(run)
+        await self._drop_ahead(run)
+
+
+def is_ticket(chunk: GenerateChunk) -> bool:
+    """True for the chunk that comes before all others and has nothing but a ticket."""
+    return not chunk.choices and chunk.kv_transfer_params is not None

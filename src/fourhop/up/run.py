@@ -16,11 +16,10 @@ from fourhop.checkpoint import Checkpoint
 from fourhop.engine.config import EngineConfig
 from fourhop.frontend import app as frontend_app
 from fourhop.frontend.config import FrontendConfig
-from fourhop.router.app import Router
+from fourhop.router.app import Router, router_routes
 from fourhop.router.config import RouterConfig
 from fourhop.service import ServerConfig
 from fourhop.tokens.connection import open_session
-from fourhop.tokens.routes import token_routes
 from fourhop.tokens.worker import RemoteWorker
 from fourhop.up.children import Children, engine_command
 from fourhop.up.display import Display, summary
@@ -68,7 +67,7 @@ async def run_up(
             server,
             router,
             health=health,
-            routes=token_routes(router, abort=router.abort),
+            routes=router_routes(router),
             resources=router.running,
             registry=registry,
         )

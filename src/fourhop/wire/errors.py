@@ -10,7 +10,8 @@
     └── PeerError              502  another process failed us
         ├── PeerTimeout        504
         ├── PeerRefused        its own 4xx/429/503 status and message, passed on
-        └── TransferError      500  KV could not be pulled or did not verify
+        ├── TransferError      500  KV could not be pulled or did not verify
+        └── EnginesDisagree    502  two engines made different tokens of one request; neither is sent on
 
 Catch broad (`FourhopError`) to answer, narrow (`TransferError`) to recover. `StartError` stands apart: a process
 cannot start, and the command line prints its message as one line.
@@ -110,6 +111,12 @@ class TransferError(PeerError):
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(f"KV transfer failed ({cause}): {message}")
         self.cause = cause
+
+
+class EnginesDisagree(PeerError):
+    """Two engines of a fleet, which must make the same tokens of the same request, did not."""
+
+    type = "EnginesDisagreeError"
 
 
 def error_response(error: FourhopError) -> ErrorResponse:
