@@ -705,7 +705,7 @@ def test_metrics(folder: Path) -> None:
     text = asyncio.run(get("/metrics").run(app)).content.decode()
     assert 'fourhop:requests_total{finish="length"} 1.0' in text
     assert 'fourhop:requests_total{finish="refused"} 1.0' in text
-    assert "vllm:time_to_first_token_seconds_count 1.0" in text
+    assert "fourhop:first_token_seconds_count 1.0" in text
     assert "fourhop:render_waiting 0.0" in text
 
 

@@ -1,4 +1,4 @@
-"""The frontend's Prometheus metrics, under vLLM's names where the meaning is the same."""
+"""The frontend's Prometheus metrics. They stand beside an engine's in one registry, so no name is in both."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class FrontendMetrics:
             "fourhop:render_seconds", "From received to rendered.", registry=registry, buckets=SECONDS
         )
         self.first_token_seconds = Histogram(
-            "vllm:time_to_first_token_seconds", "From received to the first token.", registry=registry, buckets=SECONDS
+            "fourhop:first_token_seconds", "From received to the first token.", registry=registry, buckets=SECONDS
         )
         self.end_to_end_seconds = Histogram(
-            "vllm:e2e_request_latency_seconds", "From received to finished.", registry=registry, buckets=SECONDS
+            "fourhop:request_seconds", "From received to finished.", registry=registry, buckets=SECONDS
         )
