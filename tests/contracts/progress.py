@@ -9,7 +9,6 @@ import queue
 import threading
 from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -38,14 +37,6 @@ def test_progress_that_cannot_be_is_a_bug(world: World, progress: Progress, mess
         producer.connector.publish(ticket, progress)
     producer.progress(ticket, 3, b"")
     pull(producer, consumer, ticket, [4, 5, 6])
-
-
-def test_tail_may_not_change(world: World) -> None:
-    producer = world.party()
-    producer.publish("t", [1], b"one")
-    producer.publish("t", [1], b"one")
-    with pytest.raises(ValueError, match="takes back"):
-        producer.publish("t", [1], b"two")
 
 
 def test_progress_of_an_ended_ticket_is_ignored(world: World) -> None:
@@ -105,7 +96,7 @@ def early(world: World) -> Early:
     consumer = world.party("epoch-2", conduct=steps.conduct)
     ticket = producer.progress(make_ticket("t", SOURCE, producer.epoch), 2)
     early = Early(producer, consumer, steps, ticket, consumer.pool.planes.tobytes())
-    consumer.connector.pull(ticket, TARGET, [])
+    consumer.pull(ticket, TARGET)
     steps.reached("claimed")
     steps.go_on()
     steps.reached("ready")
@@ -126,20 +117,6 @@ def test_blocks_are_copied_as_they_become_ready(early: Early) -> None:
     early.finish()
 
 
-def test_consumer_that_is_behind_is_told_all_progress_at_once(early: Early) -> None:
-    for num_ready in (3, 4, 5):
-        early.producer.progress(early.ticket, num_ready)
-    early.steps.go_on()
-    early.steps.reached("ready")
-    early.producer.progress(early.ticket, 6, b"the tail")
-    early.steps.go_on()
-    early.steps.reached("ready")
-    check_copied(early.producer, early.consumer, SOURCE[:5], TARGET[:5], early.before)
-    early.steps.go_on()
-    early.steps.reached("copied")
-    early.finish()
-
-
 def test_tail_may_come_after_the_last_block(early: Early) -> None:
     early.producer.progress(early.ticket, 6)
     early.steps.go_on()
@@ -150,7 +127,7 @@ def test_tail_may_come_after_the_last_block(early: Early) -> None:
 def test_ticket_without_a_ready_block_can_be_claimed(world: World) -> None:
     producer, consumer = world.party(), world.party("epoch-2")
     ticket = producer.progress(make_ticket("t", [3, 4], producer.epoch), 0)
-    consumer.connector.pull(ticket, [1], [], 1)
+    consumer.pull(ticket, [1], 1)
     assert producer.next_renewal() == "t"
     producer.progress(ticket, 1)
     producer.progress(ticket, 2, b"tail")
@@ -163,7 +140,7 @@ def test_ticket_without_a_ready_block_can_be_claimed(world: World) -> None:
 def test_empty_pull_waits_for_the_tail(world: World, skip: int) -> None:
     producer, consumer = world.party(), world.party("epoch-2")
     ticket = producer.progress(make_ticket("t", [4, 5][:skip], producer.epoch), 0)
-    consumer.connector.pull(ticket, [], [], skip)
+    consumer.pull(ticket, [], skip)
     assert producer.next_renewal() == "t"
     assert consumer.is_quiet()
     producer.progress(ticket, skip, b"tail")
@@ -213,13 +190,15 @@ def test_pull_given_up_before_it_began(world: World) -> None:
     steps = Steps()
     producer = world.party()
     consumer = world.party("epoch-2", conduct=replace(steps.conduct, num_workers=1))
-    consumer.connector.pull(producer.publish("first", [1]), [1], [])
+    first = producer.progress(make_ticket("first", [1], producer.epoch), 0)
+    consumer.pull(first, [1])
     steps.reached("claimed")
-    consumer.connector.pull(producer.publish("second", [2]), [2], [])
+    consumer.pull(producer.publish("second", [2]), [2])
     consumer.connector.release("second")
     assert consumer.failure() == "cancelled"
     assert producer.next_event() == Released("second")
-    steps.go_on(3)
+    producer.progress(first, 1, b"")
+    steps.go_on(9)
     assert consumer.next_event() == Pulled("first", num_bytes(1))
     assert producer.next_event() == Released("first")
 
@@ -254,7 +233,7 @@ def test_waiting_pull_is_kept_alive(world: World) -> None:
     producer = world.party(conduct=Conduct(keep_alive_s=0.001))
     consumer = world.party("epoch-2", conduct=Conduct(let_time_pass, clock, keep_alive_s=0.001))
     ticket = producer.progress(make_ticket("t", [1], producer.epoch), 0)
-    consumer.connector.pull(ticket, [1], [])
+    consumer.pull(ticket, [1])
     for _ in range(num_waits):
         assert waits.get(timeout=WAIT_S) in ("claimed", "ready")
         assert producer.next_renewal() == "t"
@@ -273,7 +252,7 @@ def test_pulls_that_wait_delay_no_other(world: World) -> None:
         producer.progress(make_ticket(f"t{number}", [number], producer.epoch), 0) for number in range(num_waiting)
     ]
     for number, ticket in enumerate(tickets):
-        consumer.connector.pull(ticket, [number], [])
+        consumer.pull(ticket, [number])
     claimed: set[str] = set()
     while len(claimed) < num_waiting:
         claimed.add(producer.next_renewal())
@@ -283,27 +262,3 @@ def test_pulls_that_wait_delay_no_other(world: World) -> None:
     pulled = {consumer.next_event() for _ in tickets}
     assert pulled == {Pulled(ticket.ticket_id, num_bytes(1), ticket.ticket_id.encode()) for ticket in tickets}
     assert np.array_equal(consumer.pool.planes, producer.pool.planes)
-
-
-def test_renew_tells_the_producer(world: World) -> None:
-    producer, consumer = world.party(), world.party("epoch-2")
-    ticket = producer.publish("t", [1])
-    consumer.connector.renew(ticket)
-    assert producer.next_renewal() == "t"
-    pull(producer, consumer, ticket, [1])
-
-
-def test_renew_of_what_is_gone_is_silent(world: World) -> None:
-    producer, consumer = world.party(), world.party("epoch-2")
-    standing, ended = producer.publish("standing", [1]), producer.publish("ended", [2])
-    producer.connector.release("ended")
-    consumer.connector.renew(ended)
-    consumer.connector.renew(msgspec.structs.replace(standing, epoch="before"))
-    consumer.connector.renew(msgspec.structs.replace(standing, ticket_id="never published"))
-    pull(producer, consumer, standing, [1])
-    producer.connector.close()
-    consumer.connector.renew(standing)
-    consumer.connector.close()
-    consumer.connector.renew(standing)
-    assert consumer.is_quiet()
-    assert "ended" not in producer.renewed

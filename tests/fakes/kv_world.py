@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,6 +15,7 @@ from fourhop.kv.config import ConnectorOptions, KVTransferConfig
 from fourhop.kv.connector import Connector, Event, Notify, Progress, PullFailed, Renewed
 from fourhop.kv.connectors import open_connector
 from fourhop.kv.layout import BlockLayout, KVPool
+from fourhop.kv.local import LocalConnector, LocalNetwork
 from fourhop.kv.pulls import PRODUCTION, Conduct
 from fourhop.wire.ticket import KVTicket
 
@@ -27,6 +30,14 @@ class Open(Protocol):
     ) -> Connector: ...
 
 
+@dataclass(frozen=True)
+class Names:
+    """What a ticket's blocks held when it was published in one life of its producer."""
+
+    epoch: str
+    of_blocks: list[bytes]
+
+
 @dataclass
 class Party:
     """One engine: a pool, its connector, and the wait for events that the engine loop would do."""
@@ -35,6 +46,7 @@ class Party:
     pool: KVPool
     epoch: str
     notified: threading.Semaphore
+    names: dict[str, Names]
     waiting: list[Event] = field(default_factory=list)
     renewed: list[str] = field(default_factory=list)
 
@@ -44,7 +56,18 @@ class Party:
 
     def progress(self, ticket: KVTicket, num_ready: int, tail: bytes | None = None) -> KVTicket:
         """Publish a ticket as far as its first `num_ready` blocks."""
-        return self.connector.publish(ticket, Progress(ticket.block_ids[0][:num_ready], [], tail))
+        block_ids = ticket.block_ids[0]
+        if ticket.ticket_id not in self.names or self.names[ticket.ticket_id].epoch != self.epoch:
+            self.names[ticket.ticket_id] = Names(self.epoch, [name_of(self.pool, block_id) for block_id in block_ids])
+        names = self.names[ticket.ticket_id].of_blocks[:num_ready]
+        return self.connector.publish(ticket, Progress(block_ids[:num_ready], names, tail))
+
+    def pull(self, ticket: KVTicket, block_ids: list[int], skip_blocks: int = 0) -> None:
+        """Begin a pull, with the names of the blocks as an engine would know them from its request's tokens."""
+        known = self.names[ticket.ticket_id].of_blocks if ticket.ticket_id in self.names else []
+        names = known[max(0, skip_blocks) :][: len(block_ids)]
+        names += [b"unknown"] * (len(block_ids) - len(names))
+        self.connector.pull(ticket, block_ids, names, skip_blocks)
 
     def next_event(self) -> Event:
         """The next event but `Renewed`, which go to `renewed`; each must have been announced by `notify`."""
@@ -86,6 +109,7 @@ class World:
     def __init__(self, opener: Open) -> None:
         self._open = opener
         self._parties: list[Party] = []
+        self._names: dict[str, Names] = {}
 
     def party(
         self,
@@ -97,7 +121,8 @@ class World:
         pool = KVPool(layout)
         pool.planes[:] = pattern(layout, salt=len(self._parties) + 1)
         notified = threading.Semaphore(0)
-        party = Party(self._open(options, pool, epoch, notified.release, conduct), pool, epoch, notified)
+        connector = self._open(options, pool, epoch, notified.release, conduct)
+        party = Party(connector, pool, epoch, notified, self._names)
         self._parties.append(party)
         return party
 
@@ -107,14 +132,29 @@ class World:
             party.pool.close()
 
 
-def world_of(name: str) -> World:
-    """A world of a connector from the table."""
+def world_of(name: str, **extra: Any) -> World:
+    """A world of a connector from the table; `extra` are options that it needs."""
 
     def open_named(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, conduct: Conduct) -> Connector:
-        config = KVTransferConfig(kv_connector=name, kv_connector_extra_config=options)
+        config = KVTransferConfig(name, kv_connector_extra_config=msgspec.structs.replace(options, **extra))
         return open_connector(config, pool, epoch, notify, conduct=conduct)
 
     return World(open_named)
+
+
+def local_world() -> World:
+    """A world of engines in one process."""
+    network = LocalNetwork()
+
+    def open_local(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, conduct: Conduct) -> Connector:
+        return LocalConnector(network, options, pool, epoch, notify, conduct=conduct)
+
+    return World(open_local)
+
+
+def name_of(pool: KVPool, block_id: int) -> bytes:
+    """A hash of a block's content, which stands for the tokens that would make it."""
+    return hashlib.sha256(pool.planes[:, block_id].tobytes()).digest()
 
 
 def pattern(layout: BlockLayout, salt: int) -> npt.NDArray[np.uint8]:

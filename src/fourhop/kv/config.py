@@ -15,6 +15,8 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     are where this engine's blocks can be pulled, `peers` the only addresses that it connects to, each a host or
     network with or without a port; when there are none it is loopback and `host`. With a `secret`, which signs tickets,
     a signed ticket may name any address.
+
+    `store` keeps at most about `max_bytes` at `url`, a folder or a URL of fsspec that its engines share.
     """
 
     kv_lease_duration: float = 30.0
@@ -23,6 +25,8 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 0
     peers: tuple[str, ...] = ()
     secret: str = ""
+    url: str = ""
+    max_bytes: int = 16 * 2**30
 
 
 class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -35,10 +35,20 @@ def open_nixl(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notif
     return PeerConnector(mover, options, pool, epoch, notify, conduct=conduct)
 
 
+def open_store(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, conduct: Conduct) -> Connector:
+    from fourhop.kv.folders import open_folder
+    from fourhop.kv.store import StoreConnector
+
+    if not options.url:
+        raise StartError("the store connector needs kv_connector_extra_config.url: a folder or a URL of fsspec")
+    return StoreConnector(open_folder(options.url), options, pool, epoch, notify, conduct=conduct)
+
+
 CONNECTORS: dict[str, Open] = {
     "shm": open_shm,
     "tcp": open_tcp,
     "nixl": open_nixl,
+    "store": open_store,
 }
 """`local` is not here: it joins engines of one process, which construct it with the `LocalNetwork` they share."""
 
