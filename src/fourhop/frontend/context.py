@@ -71,7 +71,7 @@ def chat_context(
         include_stop=bool(request.include_stop_str_in_output),
         stop_token_ids=_stop_token_ids(request, eos_token_ids),
         eos_token_ids=eos_token_ids,
-        skipped=_skipped(request, tokenizer),
+        skipped=_skipped(request, tokenizer) - parsers.shown_ids,
         tools=request.tools or (),
         chat_template_kwargs={**(default_chat_template_kwargs or {}), **(request.chat_template_kwargs or {})},
         chat_top_logprobs=request.top_logprobs or 0 if request.logprobs else None,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fourhop.frontend.detokenize import Tokenizer
 from fourhop.frontend.parsers.families import REASONING_FAMILIES, TOOL_FAMILIES
-from fourhop.frontend.parsers.machine import Table, bind, last_marker
+from fourhop.frontend.parsers.machine import Table, bind, last_marker, spelling_ids
 from fourhop.frontend.parsers.table import CONTENT_STATE, Body, ReasoningFamily, State, ToolFamily, merge, openai_id
 from fourhop.wire.errors import StartError
 
@@ -16,13 +16,17 @@ Family = TypeVar("Family")
 
 
 class Parsers:
-    """The parsers of one server: `with_tools` is for requests that offer tools, `without_tools` for others."""
+    """The parsers of one server: `with_tools` is for requests that offer tools, `without_tools` for others.
+
+    `shown_ids` are special tokens that are text all the same: markers are spelled with them.
+    """
 
     def __init__(self, reasoning: ReasoningFamily | None, tool: ToolFamily | None, tokenizer: Tokenizer) -> None:
         self.with_tools = bind(merge(reasoning, tool), tokenizer)
         self.without_tools = bind(merge(reasoning, None), tokenizer)
         self.has_reasoning = reasoning is not None
         self.has_tools = tool is not None
+        self.shown_ids = spelling_ids(self.with_tools, tokenizer)
         self.new_call_id = tool.new_id if tool else openai_id
         self.reasoning = reasoning
         self._tool = tool

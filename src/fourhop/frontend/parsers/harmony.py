@@ -115,7 +115,7 @@ def harmony_states(call: Body) -> dict[str, State]:
         "<|message|>": fork,
     }
     return {
-        "content": State(Beginning(), {"<|start|>": "role", "<|channel|>": "header"}),
+        "content": State(Beginning(), {"<|start|>": "role", "<|channel|>": "header", **ends}),
         "role": State(Header(), header),
         "header": State(Header(), header, continues=True),
         "analysis": State(REASONING, {**begins, **ends}),

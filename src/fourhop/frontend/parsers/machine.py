@@ -60,6 +60,13 @@ def bind(states: Mapping[str, State], tokenizer: Tokenizer) -> Table:
     return Table(tuple(_bind_state(state, numbers, tokenizer) for state in states.values()), numbers)
 
 
+def spelling_ids(table: Table, tokenizer: Tokenizer) -> frozenset[int]:
+    """The special tokens that stand inside a marker which is no token itself."""
+    spelled = {marker for state in table.states for marker in state.by_text.phrases}
+    texts = {token_id: tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in tokenizer.special_ids}
+    return frozenset(i for i, text in texts.items() if text and any(text in marker for marker in spelled))
+
+
 def _bind_state(state: State, numbers: Mapping[str, int], tokenizer: Tokenizer) -> BoundState:
     ids = {marker: tokenizer.marker_id(marker) for marker in state.on}
     exits = {marker: _exit(target, numbers) for marker, target in state.on.items()}
