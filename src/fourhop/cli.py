@@ -24,7 +24,7 @@ from fourhop.flags import UsageError, with_flags
 from fourhop.frontend.config import FrontendConfig
 from fourhop.kv.config import KVTransferConfig
 from fourhop.router.config import RouterConfig
-from fourhop.service import ServerConfig, logs
+from fourhop.service import ProcessesConfig, ServerConfig, logs
 from fourhop.service.logs import LogLevel
 from fourhop.up.plan import UpConfig
 from fourhop.wire.errors import StartError
@@ -123,6 +123,7 @@ def frontend(
     upstream: UpstreamConfig,
     frontend: FrontendConfig,
     server: ServerConfig,
+    processes: ProcessesConfig,
     log: LogConfig,
 ) -> None:
     """Run the text tier: the OpenAI API, render and derender. It needs no torch and no weights.
@@ -132,7 +133,12 @@ def frontend(
     Example: `fourhop frontend --upstream http://127.0.0.1:8001`
     """
     logs.configure(log.log_level)
-    service.run(run_frontend(model, upstream, frontend, server))
+    with service.bind(server) as listener:
+
+        def work(started: Callable[[], None]) -> None:
+            service.run(run_frontend(model, upstream, frontend, server, listener=listener, started=started))
+
+        service.run_processes(work, processes.workers, drain_timeout_s=server.drain_timeout_s)
 
 
 @command

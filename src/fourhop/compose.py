@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -94,19 +96,27 @@ async def run_serve(
             _check(engine)
 
 
-async def run_frontend(model: str, upstream: UpstreamConfig, config: FrontendConfig, server: ServerConfig) -> None:
+async def run_frontend(
+    model: str,
+    upstream: UpstreamConfig,
+    config: FrontendConfig,
+    server: ServerConfig,
+    *,
+    listener: socket.socket,
+    started: Callable[[], None] | None = None,
+) -> None:
     """A frontend alone; its token server, if it has one, is at the other end of a connection."""
-    with service.bind(server) as listener:
-        found = checkpoint.find(model, weights=False)
-        if upstream.upstream is None:
-            await service.serve(frontend_app.create(config, found, server), server, listener=listener)
-            return
-        async with open_session() as session:
-            key = upstream.upstream_api_key
-            tokens = RemoteTokenServer(upstream.upstream, session, timeouts=upstream.timeouts(), api_key=key)
-            worker = RemoteWorker(upstream.upstream, session, api_key=key)
-            app = frontend_app.create(config, found, server, tokens, health=partial(_illness, worker))
-            await service.serve(app, server, listener=listener)
+    found = checkpoint.find(model, weights=False)
+    if upstream.upstream is None:
+        app = frontend_app.create(config, found, server)
+        await service.serve(app, server, listener=listener, started=started)
+        return
+    async with open_session() as session:
+        key = upstream.upstream_api_key
+        tokens = RemoteTokenServer(upstream.upstream, session, timeouts=upstream.timeouts(), api_key=key)
+        worker = RemoteWorker(upstream.upstream, session, api_key=key)
+        app = frontend_app.create(config, found, server, tokens, health=partial(_illness, worker))
+        await service.serve(app, server, listener=listener, started=started)
 
 
 async def _illness(worker: RemoteWorker) -> str | None:

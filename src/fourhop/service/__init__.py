@@ -3,10 +3,12 @@
 from fourhop.service.answers import json_response, stream_response, until_disconnect
 from fourhop.service.app import create_app
 from fourhop.service.config import ServerConfig
+from fourhop.service.processes import ProcessesConfig, run_processes
 from fourhop.service.requests import read_body, request_id
 from fourhop.service.run import bind, run, serve
 
 __all__ = [
+    "ProcessesConfig",
     "ServerConfig",
     "bind",
     "create_app",
@@ -14,6 +16,7 @@ __all__ = [
     "read_body",
     "request_id",
     "run",
+    "run_processes",
     "serve",
     "stream_response",
     "until_disconnect",

@@ -1,0 +1,170 @@
+"""Several processes behind one port: forked, watched, started again, ended.
+
+They share a listening socket, so the kernel gives each connection to whichever accepts it first. The parent serves
+nothing: it waits for signals and for deaths. Fork before the first thread and the first event loop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from fourhop.service.logs import event
+from fourhop.wire.errors import StartError
+
+log = logging.getLogger(__name__)
+
+Work = Callable[[Callable[[], None]], None]
+"""What a process does, to its end. It calls its argument as soon as it serves."""
+
+PAUSE_S = 0.5
+"""Before a process that died is started again."""
+GRACE_S = 5.0
+"""Beyond the time that a process needs to drain."""
+
+_STOP = (signal.SIGINT, signal.SIGTERM)
+_WATCHED = {*_STOP, signal.SIGCHLD}
+_SERVES = b"serves\n"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class ProcessesConfig:
+    """Processes of a server.
+
+    Attributes:
+        workers: Processes behind the one port. Each has memories, queues and metrics of its own; `/metrics` answers
+            for one of them.
+    """
+
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"workers must be at least 1, not {self.workers}")
+
+
+def run_processes(work: Work, num_processes: int, *, drain_timeout_s: float) -> None:
+    """Run `work` in forked processes until SIGINT or SIGTERM. One that dies after it served is started again.
+
+    A single one is this process itself, watched by nobody. Raises StartError when one could not start; the others are
+    ended before. Signals reach the parent alone, which passes each on, so that a second Ctrl-C hurries them.
+    """
+    if num_processes == 1:
+        work(lambda: None)
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    processes = _Processes(work, before)
+    try:
+        for _ in range(num_processes):
+            processes.start()
+        processes.end(processes.watch(), drain_timeout_s + GRACE_S)
+    except StartError:
+        processes.end(signal.SIGTERM, drain_timeout_s + GRACE_S)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Processes:
+    """All processes by id, each with the pipe on which it tells that it serves, or why it cannot start."""
+
+    def __init__(self, work: Work, mask: set[signal.Signals | int]) -> None:
+        self._work = work
+        self._mask = mask
+        self._pipes: dict[int, int] = {}
+        self._starts_s: list[float] = []
+
+    def start(self) -> None:
+        theirs, ours = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.close(theirs)
+            _live(self._work, ours, parent, self._mask)
+        os.close(ours)
+        self._pipes[pid] = theirs
+
+    def watch(self) -> signal.Signals:
+        """Until a signal to stop comes; returns it. Raises StartError."""
+        while True:
+            wait_s = min(self._starts_s, default=time.monotonic() + 3600) - time.monotonic()
+            got = signal.sigtimedwait(_WATCHED, max(0.0, wait_s))
+            if got is not None and got.si_signo in _STOP:
+                return signal.Signals(got.si_signo)
+            for pid, status, told in self._reap():
+                if not told.startswith(_SERVES):
+                    raise StartError(told.decode() or f"a worker process ended at its start, {_end(status)}")
+                log.error(event("worker_died", pid=pid, end=_end(status), restart_in_s=PAUSE_S))
+                self._starts_s.append(time.monotonic() + PAUSE_S)
+            while self._starts_s and self._starts_s[0] <= time.monotonic():
+                self._starts_s.pop(0)
+                self.start()
+
+    def end(self, number: signal.Signals, timeout_s: float) -> None:
+        """Send the signal, and each that comes meanwhile; SIGKILL after the time. Returns when all are gone."""
+        deadline_s = time.monotonic() + timeout_s
+        self._send(number)
+        while self._pipes:
+            got = signal.sigtimedwait(_WATCHED, max(0.0, deadline_s - time.monotonic()))
+            if got is None:
+                log.error(event("workers_killed", pids=sorted(self._pipes), waited_s=timeout_s))
+                self._send(signal.SIGKILL)
+                deadline_s = time.monotonic() + timeout_s
+            elif got.si_signo in _STOP:
+                self._send(signal.Signals(got.si_signo))
+            self._reap()
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid in self._pipes:
+            os.kill(pid, number)
+
+    def _reap(self) -> list[tuple[int, int, bytes]]:
+        """Forget the processes that ended; their ids, exit statuses, and what they told."""
+        ended = []
+        for pid in list(self._pipes):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                with os.fdopen(self._pipes.pop(pid), "rb") as pipe:
+                    ended.append((pid, os.waitstatus_to_exitcode(status), pipe.read()))
+        return ended
+
+
+def _end(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+def _live(work: Work, pipe: int, parent: int, mask: set[signal.Signals | int]) -> NoReturn:
+    """The whole life of a forked process."""
+
+    def serves() -> None:
+        os.write(pipe, _SERVES)
+
+    status = 1
+    try:
+        # A session of its own: Ctrl-C reaches the parent alone. It dies with a parent that is killed.
+        os.setsid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if os.getppid() == parent:
+            work(serves)
+            status = 0
+    except StartError as error:
+        os.write(pipe, str(error).encode())
+    except KeyboardInterrupt:
+        status = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
