@@ -5,7 +5,6 @@ Without a token server it renders and derenders only.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -22,27 +21,15 @@ from fourhop.checkpoint import Checkpoint
 from fourhop.frontend.chat import Chat
 from fourhop.frontend.completions import Completion
 from fourhop.frontend.config import FrontendConfig
-from fourhop.frontend.context import chat_context, completion_context
-from fourhop.frontend.generation import Generation
-from fourhop.frontend.life import Life
+from fourhop.frontend.dialects import dialect_routes
 from fourhop.frontend.load import load_renderer
 from fourhop.frontend.metrics import FrontendMetrics
-from fourhop.frontend.render import Renderer, chat_names, completion_names
+from fourhop.frontend.pipeline import Pipeline, new_id, respond
+from fourhop.frontend.render import COMPLETION_ID
 from fourhop.frontend.text_routes import text_routes
 from fourhop.frontend.workers import RenderWorkers
-from fourhop.service import (
-    ServerConfig,
-    create_app,
-    json_response,
-    read_body,
-    request_id,
-    stream_response,
-    until_disconnect,
-)
-from fourhop.service.requests import MAX_REQUEST_ID_CHARS
+from fourhop.service import ServerConfig, create_app, json_response, read_body
 from fourhop.tokens.server import TokenServer
-from fourhop.wire.errors import Unavailable
-from fourhop.wire.openai import SamplingRequest
 from fourhop.wire.openai_chat import ChatCompletionRequest
 from fourhop.wire.openai_completion import CompletionRequest
 
@@ -71,8 +58,9 @@ def create(
     registry = registry or CollectorRegistry()
     renderer = load_renderer(checkpoint, config)
     metrics = FrontendMetrics(registry)
-    workers = RenderWorkers(config.num_render_workers, metrics.render_waiting)
-    frontend = Frontend(renderer, upstream, workers, metrics, clock, now_s)
+    workers = RenderWorkers(config.num_render_workers, metrics.render_waiting, max_waiting=config.max_render_waiting)
+    pipeline = Pipeline(renderer, upstream, workers, metrics, clock, now_s)
+    frontend = Frontend(pipeline)
 
     @asynccontextmanager
     async def everything() -> AsyncIterator[None]:
@@ -87,100 +75,49 @@ def create(
         Route("/v1/chat/completions", frontend.chat, methods=["POST"]),
         Route("/v1/completions", frontend.completion, methods=["POST"]),
         Route("/health", _health_route(health)),
-        *text_routes(renderer, workers, now_s, new_id=new_id),
+        *dialect_routes(pipeline),
+        *text_routes(renderer, workers, now_s),
     ]
     return create_app(routes=[*own, *routes], config=server_config, registry=registry, resources=everything)
 
 
 @dataclass(frozen=True)
 class Frontend:
-    """The two endpoints that generate."""
+    """OpenAI's two endpoints that generate."""
 
-    renderer: Renderer
-    upstream: TokenServer | None
-    workers: RenderWorkers
-    metrics: FrontendMetrics
-    clock: Callable[[], float]
-    now_s: Callable[[], float]
+    pipeline: Pipeline
 
     async def chat(self, request: Request) -> Response:
-        life = self._life("chat", request)
+        life = self.pipeline.life("chat", request)
         with life.watch():
-            upstream = self._upstream()
             body = await read_body(request, ChatCompletionRequest)
-            life.request_id = new_id(request, body)
-            rendered = await self.workers.run(self.renderer.chat, body, life.request_id)
-            life.rendered([rendered])
-            context = chat_context(
-                body,
-                rendered.token_ids,
-                self.renderer.tokenizer,
-                self.renderer.parsers,
-                eos_token_ids=self.renderer.model.eos_token_ids,
-                request_id=rendered.request_id,
-            )
+            generation = await self.pipeline.chat(life, body, new_id(request, body.request_id))
             chat = Chat(
                 request=body,
-                generation=Generation(upstream, rendered, context, life, names=chat_names(body)),
+                generation=generation,
                 life=life,
-                model=self.renderer.model.name,
-                created=int(self.now_s()),
-                counts_reasoning=self.renderer.parsers.has_reasoning,
+                model=self.pipeline.renderer.model.name,
+                created=int(self.pipeline.now_s()),
+                counts_reasoning=self.pipeline.renderer.parsers.has_reasoning,
             )
-        if body.stream:
-            return await stream_response(chat.events(), headers=life.headers)
-        return json_response(await until_disconnect(request, chat.whole()), headers=life.headers())
+        return await respond(request, chat, life, stream=bool(body.stream))
 
     async def completion(self, request: Request) -> Response:
-        life = self._life("completion", request)
+        life = self.pipeline.life("completion", request)
         with life.watch():
-            upstream = self._upstream()
             body = await read_body(request, CompletionRequest)
-            life.request_id = new_id(request, body)
-            rendered = await self.workers.run(self.renderer.completion, body, life.request_id)
-            life.rendered(rendered)
-            generations = []
-            for index, prompt in enumerate(rendered):
-                context = completion_context(
-                    body,
-                    prompt.token_ids,
-                    self.renderer.tokenizer,
-                    eos_token_ids=self.renderer.model.eos_token_ids,
-                )
-                names = completion_names(body, "prompt")
-                first = index * prompt.sampling_params.n
-                generations.append(Generation(upstream, prompt, context, life, names=names, first_index=first))
+            generations = await self.pipeline.completion(life, body, new_id(request, body.request_id))
+            tokenizer = self.pipeline.renderer.tokenizer
             completion = Completion(
                 request=body,
-                request_id=f"cmpl-{life.request_id}",
+                request_id=f"{COMPLETION_ID}{life.request_id}",
                 generations=generations,
-                prompt_texts=[self.renderer.tokenizer.decode(r.token_ids) for r in rendered] if body.echo else [],
+                prompt_texts=[tokenizer.decode(g.request.token_ids) for g in generations] if body.echo else [],
                 life=life,
-                model=self.renderer.model.name,
-                created=int(self.now_s()),
+                model=self.pipeline.renderer.model.name,
+                created=int(self.pipeline.now_s()),
             )
-        if body.stream:
-            return await stream_response(completion.events(), headers=life.headers)
-        return json_response(await until_disconnect(request, completion.whole()), headers=life.headers())
-
-    def _life(self, kind: str, request: Request) -> Life:
-        life = Life(kind, self.metrics, self.clock)
-        life.request_id = request_id(request)
-        return life
-
-    def _upstream(self) -> TokenServer:
-        if self.upstream is None:
-            raise Unavailable(
-                "this frontend only renders and derenders; start it with --upstream URL of a router or an engine"
-            )
-        return self.upstream
-
-
-def new_id(request: Request, body: SamplingRequest) -> str:
-    """The id of a request: the client's header, else the body's, else a random one."""
-    named = body.request_id or ""
-    printable = "".join(c for c in named[: 4 * MAX_REQUEST_ID_CHARS] if "!" <= c <= "~")
-    return request_id(request) or printable[:MAX_REQUEST_ID_CHARS] or secrets.token_hex(16)
+        return await respond(request, completion, life, stream=bool(body.stream))
 
 
 def _health_route(health: Health | None) -> Callable[[Request], Awaitable[Response]]:

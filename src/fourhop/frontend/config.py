@@ -22,6 +22,7 @@ class FrontendConfig:
         max_logprobs: Most alternatives a request may ask for.
         max_num_choices: Most choices of one request: n, times the number of prompts.
         num_render_workers: Threads for templates and tokenization.
+        max_render_waiting: Requests that may wait for these threads or be in one; more are refused with 503.
         allow_client_kv_transfer: Take kv_transfer_params from clients. Only where every client is trusted: they name
             hosts and blocks that engines will read.
     """
@@ -36,6 +37,7 @@ class FrontendConfig:
     max_logprobs: int = 20
     max_num_choices: int = 256
     num_render_workers: int = 1
+    max_render_waiting: int = 256
     allow_client_kv_transfer: bool = False
 
     def __post_init__(self) -> None:
@@ -47,5 +49,7 @@ class FrontendConfig:
             raise ValueError(f"max_logprobs must not be negative, not {self.max_logprobs}")
         if self.max_num_choices < 1:
             raise ValueError(f"max_num_choices must be at least 1, not {self.max_num_choices}")
+        if self.max_render_waiting < 1:
+            raise ValueError(f"max_render_waiting must be at least 1, not {self.max_render_waiting}")
         if self.num_render_workers < 1:
             raise ValueError(f"num_render_workers must be at least 1, not {self.num_render_workers}")

@@ -46,9 +46,13 @@ class Generation:
         self.kv_transfer_params: dict[str, Any] | None = None
         self._upstream = upstream
         self._life = life
-        self._names = names
+        self._names = dict(names)
         self._first_index = first_index
         self._derenderers = [Derenderer.start(context, index) for index in range(request.sampling_params.n)]
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """The client's request was translated to a chat request: `names` are its own for fields of that."""
+        self._names = {field: names.get(name, name) for field, name in {**names, **self._names}.items()}
 
     async def gains(self) -> AsyncGenerator[Gain, None]:
         """Each choice's gains in order, the last with its finish reason. Indices count from `first_index`.

@@ -279,8 +279,8 @@ def rename(error: FourhopError, names: Mapping[str, str]) -> None:
     path = error.param.removeprefix(f"{PARAMS}.")
     for name, new in names.items():
         if path == name or path.startswith(f"{name}["):
-            # Ids that came from messages have no index that a client could know.
-            path = new if new == "messages" else new + path.removeprefix(name)
+            # What came from a conversation has no index that a client could know.
+            path = new if new in ("messages", "input") else new + path.removeprefix(name)
             break
     if error.message.startswith(f"{error.param}:"):
         error.message = path + error.message.removeprefix(error.param)

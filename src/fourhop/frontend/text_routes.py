@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from fourhop.frontend.derender_checks import Limits
 from fourhop.frontend.derender_endpoints import Served, derender_chat, derender_completion
+from fourhop.frontend.pipeline import new_id
 from fourhop.frontend.render import Renderer
 from fourhop.frontend.sampling import check_chat
 from fourhop.frontend.workers import RenderWorkers
@@ -23,7 +24,6 @@ from fourhop.wire.openai import (
     DetokenizeResponse,
     ModelCard,
     ModelList,
-    SamplingRequest,
     TokenizeRequest,
     TokenizeResponse,
 )
@@ -31,15 +31,9 @@ from fourhop.wire.openai_chat import ChatCompletionRequest
 from fourhop.wire.openai_completion import CompletionRequest
 
 
-def text_routes(
-    renderer: Renderer,
-    workers: RenderWorkers,
-    now_s: Callable[[], float],
-    *,
-    new_id: Callable[[Request, SamplingRequest], str],
-) -> list[Route]:
-    """Routes whose work runs in the render threads. `new_id` names a request."""
-    texts = _Texts(renderer, workers, now_s, new_id, created=int(now_s()), served=_served(renderer))
+def text_routes(renderer: Renderer, workers: RenderWorkers, now_s: Callable[[], float]) -> list[Route]:
+    """Routes whose work runs in the render threads."""
+    texts = _Texts(renderer, workers, now_s, created=int(now_s()), served=_served(renderer))
     return [
         Route("/v1/models", texts.models),
         Route("/tokenize", texts.tokenize, methods=["POST"]),
@@ -56,7 +50,6 @@ class _Texts:
     renderer: Renderer
     workers: RenderWorkers
     now_s: Callable[[], float]
-    new_id: Callable[[Request, SamplingRequest], str]
     created: int
     served: Served
 
@@ -78,11 +71,11 @@ class _Texts:
 
     async def render_chat(self, request: Request) -> Response:
         body = await read_body(request, ChatCompletionRequest)
-        return json_response(await self.workers.run(self.renderer.chat, body, self.new_id(request, body)))
+        return json_response(await self.workers.run(self.renderer.chat, body, new_id(request, body.request_id)))
 
     async def render_completion(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest)
-        return json_response(await self.workers.run(self.renderer.completion, body, self.new_id(request, body)))
+        return json_response(await self.workers.run(self.renderer.completion, body, new_id(request, body.request_id)))
 
     async def derender_chat(self, request: Request) -> Response:
         body = await read_body(request, ChatDerenderRequest)

@@ -9,21 +9,40 @@ from typing import ParamSpec, TypeVar
 
 from prometheus_client import Gauge
 
+from fourhop.wire.errors import Unavailable
+
+RETRY_AFTER_S = 1.0
+"""By then a queue of ordinary requests has moved on."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class RenderWorkers:
-    """A fixed number of threads; work waits in the order in which it came. `waiting` counts what is not done."""
+    """A fixed number of threads; work waits in the order in which it came. `waiting` counts what is not done.
 
-    def __init__(self, num_workers: int, waiting: Gauge) -> None:
+    At most `max_waiting` pieces of work wait or are done at once; more are refused.
+    """
+
+    def __init__(self, num_workers: int, waiting: Gauge, *, max_waiting: int) -> None:
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="render")
         self._waiting = waiting
+        self._num_waiting = 0
+        self._max_waiting = max_waiting
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The work's result, or what it raised. When the caller is cancelled, work that has not begun is dropped."""
-        with self._waiting.track_inprogress():
-            return await asyncio.wrap_future(self._pool.submit(work, *args, **kwargs))
+        """The work's result, or what it raised. When the caller is cancelled, work that has not begun is dropped.
+
+        Raises Unavailable when the queue is full.
+        """
+        if self._num_waiting >= self._max_waiting:
+            raise Unavailable("too many requests wait to be rendered", retry_after_s=RETRY_AFTER_S)
+        self._num_waiting += 1
+        try:
+            with self._waiting.track_inprogress():
+                return await asyncio.wrap_future(self._pool.submit(work, *args, **kwargs))
+        finally:
+            self._num_waiting -= 1
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

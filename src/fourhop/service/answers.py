@@ -32,14 +32,18 @@ def error_answer(error: FourhopError) -> Response:
 
 
 async def stream_response(
-    events: AsyncIterator[bytes], *, headers: Callable[[], dict[str, str]] | None = None
+    events: AsyncIterator[bytes],
+    *,
+    headers: Callable[[], dict[str, str]] | None = None,
+    failure: Callable[[FourhopError], bytes] | None = None,
 ) -> Response:
     """An answer made of ready server-sent events; it owns `events` and closes it, also when the client goes away.
 
     Nothing is sent before the first event is there, so an error up to then is an ordinary error response, and
-    `headers` is asked only then. A later error becomes an error event followed by `[DONE]`.
+    `headers` is asked only then. A later error becomes an error event followed by `[DONE]`, or what `failure` makes
+    of it.
     """
-    return _EventStream(events, headers or dict)
+    return _EventStream(events, headers or dict, failure or _error_events)
 
 
 async def until_disconnect(request: Request, awaitable: Awaitable[T]) -> T:
@@ -51,11 +55,17 @@ async def until_disconnect(request: Request, awaitable: Awaitable[T]) -> T:
 
 
 class _EventStream(Response):
-    def __init__(self, events: AsyncIterator[bytes], headers: Callable[[], dict[str, str]]) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        headers: Callable[[], dict[str, str]],
+        failure: Callable[[FourhopError], bytes],
+    ) -> None:
         super().__init__(media_type=sse.CONTENT_TYPE)
         del self.headers["content-length"]
         self._events = events
         self._late_headers = headers
+        self._failure = failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _unless_gone(receive, self._pump(send))
@@ -79,13 +89,13 @@ class _EventStream(Response):
                 await send(_body(event))
             return b""
         except FourhopError as error:
-            return _error_events(error)
+            return self._failure(error)
         except asyncio.CancelledError:
-            await send(_body(_error_events(SHUTTING_DOWN), more=False))
+            await send(_body(self._failure(SHUTTING_DOWN), more=False))
             raise
         except Exception:  # the edge of the process: whatever it was, this stream ends with an error
             log.exception("a stream failed")
-            return _error_events(INTERNAL_ERROR)
+            return self._failure(INTERNAL_ERROR)
 
 
 def _body(data: bytes, *, more: bool = True) -> Message:

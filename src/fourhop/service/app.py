@@ -110,11 +110,16 @@ class _Edge:
     def _may_enter(self, path: str, headers: Headers) -> bool:
         if not self._keys or not path.startswith(GUARDED_PATHS):
             return True
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip().encode("latin-1")
+        given = _api_key(headers).encode("latin-1")
         # Every key is compared, so the time taken does not tell which one came close.
         matches = [hmac.compare_digest(given, key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        return any(matches)
+
+
+def _api_key(headers: Headers) -> str:
+    """The key a client gives: as a bearer token, or as Anthropic's clients do."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

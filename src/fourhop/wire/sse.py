@@ -10,9 +10,10 @@ DONE_EVENT = b"data: [DONE]\n\n"
 CONTENT_TYPE = "text/event-stream"
 
 
-def encode_event(data: bytes) -> bytes:
-    """One event. `data` is a JSON document, so it holds no raw newline."""
-    return b"data: " + data + b"\n\n"
+def encode_event(data: bytes, name: str = "") -> bytes:
+    """One event, possibly named. `data` is a JSON document, so it holds no raw newline."""
+    field = f"event: {name}\n".encode() if name else b""
+    return field + b"data: " + data + b"\n\n"
 
 
 class SSEDecoder:
