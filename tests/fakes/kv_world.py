@@ -142,6 +142,20 @@ def world_of(name: str, **extra: Any) -> World:
     return World(open_named)
 
 
+def multi_world(second: str = "tcp", **extra: Any) -> World:
+    """A world of chains: shm, and then another connector with `extra` options."""
+
+    def open_chain(options: ConnectorOptions, pool: KVPool, epoch: str, notify: Notify, conduct: Conduct) -> Connector:
+        members = (
+            KVTransferConfig("shm", kv_connector_extra_config=options),
+            KVTransferConfig(second, kv_connector_extra_config=msgspec.structs.replace(options, port=0, **extra)),
+        )
+        config = KVTransferConfig("multi", kv_connector_extra_config=ConnectorOptions(connectors=members))
+        return open_connector(config, pool, epoch, notify, conduct=conduct)
+
+    return World(open_chain)
+
+
 def local_world() -> World:
     """A world of engines in one process."""
     network = LocalNetwork()

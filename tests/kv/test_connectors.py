@@ -9,7 +9,7 @@ import pytest
 
 from contracts.connector import *  # noqa: F403
 from contracts.progress import *  # noqa: F403
-from fakes.kv_world import World, local_world, world_of
+from fakes.kv_world import World, local_world, multi_world, world_of
 from fourhop.kv.connectors import CONNECTORS
 
 
@@ -20,6 +20,8 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
             opened = local_world()
         case "store":
             opened = world_of("store", url=str(tmp_path))
+        case "multi":
+            opened = multi_world()
         case name:
             opened = world_of(name)
     yield opened

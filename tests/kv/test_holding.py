@@ -8,11 +8,17 @@ import pytest
 
 from contracts.holding import *  # noqa: F403
 from contracts.progress import early as early
-from fakes.kv_world import World, local_world, world_of
+from fakes.kv_world import World, local_world, multi_world, world_of
 
 
-@pytest.fixture(params=["local", "shm", "tcp", "nixl"])
+@pytest.fixture(params=["local", "shm", "tcp", "nixl", "multi"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    opened = local_world() if request.param == "local" else world_of(request.param)
+    match request.param:
+        case "local":
+            opened = local_world()
+        case "multi":
+            opened = multi_world()
+        case name:
+            opened = world_of(name)
     yield opened
     opened.close()

@@ -354,7 +354,7 @@ def test_host_that_is_not_ours_is_one_line() -> None:
 
 
 def test_unknown_connector_names_the_known_ones() -> None:
-    with pytest.raises(StartError, match="unknown KV connector 'pigeon'; there are: shm, tcp"):
+    with pytest.raises(StartError, match="unknown KV connector 'pigeon'; there are: shm, tcp, nixl"):
         open_at(KVTransferConfig("pigeon"))
 
 

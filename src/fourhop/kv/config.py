@@ -16,7 +16,11 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network with or without a port; when there are none it is loopback and `host`. With a `secret`, which signs tickets,
     a signed ticket may name any address.
 
-    `store` keeps at most about `max_bytes` at `url`, a folder or a URL of fsspec that its engines share.
+    `store` keeps at most about `max_bytes` at `url`, a folder or a URL of fsspec that its engines share;
+    `shared_storage_path` is vLLM's name for it. `connectors` are the members of `multi`, first choice first.
+
+    With `bidirectional_kv_xfer` a prefill engine pulls back what decode engines generated of a conversation, where that
+    saves it `kv_recompute_threshold` tokens or more. `backends` names what NIXL uses, which is UCX.
     """
 
     kv_lease_duration: float = 30.0
@@ -27,12 +31,18 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: str = ""
     url: str = ""
     max_bytes: int = 16 * 2**30
+    shared_storage_path: str = ""
+    connectors: tuple[KVTransferConfig, ...] = ()
+    bidirectional_kv_xfer: bool = False
+    kv_recompute_threshold: int = 64
+    backends: tuple[Literal["UCX"], ...] = ("UCX",)
 
 
 class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which connector an engine uses and what it does when a pull fails.
 
     `fail` answers the request with the named error; `recompute` prefills locally instead: slower, and counted.
+    The last six keys are for connectors of vLLM that are not here, and mean nothing; but blocks are on the host.
     """
 
     kv_connector: str
@@ -40,3 +50,9 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
     engine_id: str = ""
     kv_connector_extra_config: ConnectorOptions = ConnectorOptions()
+    kv_buffer_device: Literal["cpu"] = "cpu"
+    kv_buffer_size: float = 0.0
+    kv_rank: int | None = None
+    kv_parallel_size: int = 1
+    kv_ip: str = ""
+    kv_port: int = 0
