@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Annotated, Any
 
 import uvloop
-from cyclopts import App
+from cyclopts import App, Parameter
 
+from fourhop.bench.compare import run_compare
+from fourhop.bench.comparison import CompareConfig
 from fourhop.bench.config import DatasetConfig, LoadConfig, MetricsConfig, ResultConfig, SamplingConfig, TargetConfig
 from fourhop.bench.runs import Plan
 from fourhop.bench.search import SweepConfig
@@ -62,6 +64,19 @@ def sweep(
     """
     plan = Plan(target=target, load=load, dataset=dataset, sampling=sampling, metrics=metrics)
     return run(run_sweep(plan, sweep, result))
+
+
+@command
+def compare(
+    model: Annotated[str | None, Parameter(help="A model. Default: the preset's.")] = None, /, *, compare: CompareConfig
+) -> int:
+    """Measure split serving against replicas on the same cores, in alternating runs, and write a report of it.
+
+    The set-ups are `fourhop up` with different flags, started and ended here; each is told with its command.
+
+    Example: `fourhop bench compare --preset guide-small --request-rates 0.1,0.2 --rounds 1`
+    """
+    return run(run_compare(model, compare))
 
 
 def run(work: Coroutine[Any, Any, int]) -> int:
