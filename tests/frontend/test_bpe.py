@@ -200,3 +200,7 @@ def test_a_vocabulary_without_a_byte_of_covered_characters_is_no_proof() -> None
     native = NativeTokenizer(models.BPE(vocab=vocab, merges=[]))
     native.pre_tokenizer = GPT2_WORDS
     assert prove(native) is None
+
+
+def test_a_proof_that_is_stopped_is_none() -> None:
+    assert prove(byte_level([("a", "b")]), lambda: True) is None

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -73,6 +73,9 @@ COVERED = (
 MAX_WHITESPACE = 250_000
 """Longest run of whitespace: `\\s+(?!\\S)` takes a stack entry for each of its characters; 1,000,000 are too many."""
 
+NUM_AT_ONCE = 500
+"""Merges that are checked between two looks at what else is to be done."""
+
 _WHITESPACE = re.compile(r"\s+")
 _UNCOVERED = re.compile(f"[^{COVERED}]")
 _COVERED_BYTES = frozenset(range(0xF1)) - {0xC0, 0xC1}
@@ -102,8 +105,11 @@ class FastBPE:
         return _UNCOVERED.search(text) is None and (not self._nfc or unicodedata.is_normalized("NFC", text))
 
 
-def prove(native: NativeTokenizer) -> FastBPE | None:
-    """The fast encoder of a tokenizer, or None where it cannot be proven equal. Takes a second for 150,000 merges."""
+def prove(native: NativeTokenizer, stopped: Callable[[], bool] = lambda: False) -> FastBPE | None:
+    """The fast encoder of a tokenizer, or None where it cannot be proven equal.
+
+    Takes a second or two for 150,000 merges; ends early, with None, when `stopped` says so.
+    """
     words = _words(state(native.pre_tokenizer))
     normalizer = state(native.normalizer).get("type")
     if words is None or normalizer not in (None, "NFC"):
@@ -121,7 +127,7 @@ def prove(native: NativeTokenizer) -> FastBPE | None:
     missing = _COVERED_BYTES.intersection(symbols.values()).difference(base.values())
     if any(byte > 0x7F for byte in missing) or not base.keys() >= set("".join(results)):
         return None
-    if not _in_order(results, model.vocab) or not all(_reached(native, results, model.vocab)):
+    if not _in_order(results, model.vocab) or not _reached(native, results, model.vocab, stopped):
         return None
     table = {ord(symbol): byte for symbol, byte in base.items()}
     ranks = {result.translate(table).encode("latin-1"): model.vocab[result] for result in results}
@@ -188,11 +194,13 @@ def _in_order(results: list[str], vocab: Mapping[str, int]) -> bool:
 
 
 def _reached(
-    native: NativeTokenizer, results: list[str], vocab: Mapping[str, int], num_at_once: int = 1000
-) -> Iterator[bool]:
-    """Whether each result is what its own bytes become, some at a time so that other threads get their turn."""
+    native: NativeTokenizer, results: list[str], vocab: Mapping[str, int], stopped: Callable[[], bool]
+) -> bool:
+    """Whether each result is what its own bytes become; some at a time, so that other threads get their turn."""
     merging = NativeTokenizer(native.model)
-    for start in range(0, len(results), num_at_once):
-        some = results[start : start + num_at_once]
+    for start in range(0, len(results), NUM_AT_ONCE):
+        some = results[start : start + NUM_AT_ONCE]
         found = merging.encode(some, is_pretokenized=True, add_special_tokens=False).ids
-        yield found == [vocab[result] for result in some]
+        if stopped() or found != [vocab[result] for result in some]:
+            return False
+    return True

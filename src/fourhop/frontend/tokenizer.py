@@ -6,7 +6,7 @@ Safe to use from several threads: after loading only memories of what was worked
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,13 @@ class Tokenizer:
             raise StartError(f"{folder.name}/config.json has no vocab_size")
         return cls(native, vocab_size=vocab_size, special_tokens=special_tokens)
 
-    def quicken(self) -> bool:
+    def quicken(self, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Find out whether a faster encoder gives the same ids, and use it from then on. May take seconds of CPU.
 
-        Meant to run on a thread beside the first requests: what it changes is how long `encode` takes.
+        Meant to run on a thread beside the first requests: what it changes is how long `encode` takes. It gives up as
+        soon as `stopped` says so.
         """
-        self._fast = prove(self._native) if self._segments is not None else None
+        self._fast = prove(self._native, stopped) if self._segments is not None else None
         return self._fast is not None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

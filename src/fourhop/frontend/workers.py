@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import ParamSpec, TypeVar
 
 from prometheus_client import Gauge
@@ -46,3 +48,16 @@ class RenderWorkers:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def beside(work: Callable[[Callable[[], bool]], object]) -> Iterator[None]:
+    """Do something on a thread of its own meanwhile. `work` gets what tells it to stop, and is waited for."""
+    stopping = Event()
+    thread = Thread(target=work, args=(stopping.is_set,), name="beside")
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
