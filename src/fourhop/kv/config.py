@@ -14,7 +14,7 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `pull_timeout_s`, which should be a few times the second in which a producer speaks at least once. `host` and `port`
     are where this engine's blocks can be pulled, `peers` the only addresses that it connects to, each a host or
     network with or without a port; when there are none it is loopback and `host`. With a `secret`, which signs tickets,
-    a signed ticket may name any address.
+    a signed ticket may name any address. With `checksum` a consumer over `tcp` has the bytes of blocks checked.
 
     `store` keeps at most about `max_bytes` at `url`, a folder or a URL of fsspec that its engines share;
     `shared_storage_path` is vLLM's name for it. `connectors` are the members of `multi`, first choice first.
@@ -29,6 +29,7 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 0
     peers: tuple[str, ...] = ()
     secret: str = ""
+    checksum: bool = False
     url: str = ""
     max_bytes: int = 16 * 2**30
     shared_storage_path: str = ""

@@ -50,7 +50,8 @@ MAX_MESSAGE_CHARS = 300
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, tag="claim"):
-    """`geometry` is `BlockLayout.geometry()`; wanted are the ticket's blocks after the first `skip_blocks`."""
+    """`geometry` is `BlockLayout.geometry()`; wanted are the ticket's blocks after the first `skip_blocks`,
+    with a Sum after the bytes of each Ready if `checksum`."""
 
     version: int = VERSION
     connector: str
@@ -59,6 +60,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, tag="claim"):
     geometry: tuple[int, ...]
     skip_blocks: int
     num_blocks: int
+    checksum: bool = False
 
 
 class SharedMemory(msgspec.Struct, frozen=True):
@@ -149,8 +151,8 @@ def check_seal(body: bytes | bytearray, checksum: int, number: int) -> None:
 class Channel:
     """A connected socket that speaks frames and raw bytes, and waits for its peer for at most `timeout_s` at a time.
 
-    A frame must be there whole within that time; of raw bytes, some. Raises TimeoutError, ConnectionError when the peer
-    is gone, msgspec.DecodeError for nonsense.
+    A frame must be there whole within that time; of raw bytes, some. With `has_sums` a Sum follows raw bytes. Raises
+    TimeoutError, ConnectionError when the peer is gone, msgspec.DecodeError for nonsense.
     """
 
     def __init__(self, sock: socket.socket, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -159,6 +161,7 @@ class Channel:
         self._clock = clock
         self._deadline_s = clock() + timeout_s
         self._num_sent = self._num_received = 0
+        self.has_sums = False
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def connect(self, host: str, port: int) -> None:

@@ -78,6 +78,7 @@ class PeerConnector:
         self._layout = pool.layout
         self._epoch = epoch
         self._timeout_s = options.pull_timeout_s
+        self._checksum = options.checksum
         self._conduct = conduct
         self._holds = Holds(epoch, pool.layout)
         self._outbox = Outbox(notify)
@@ -99,6 +100,7 @@ class PeerConnector:
             geometry=self._layout.geometry(),
             skip_blocks=skip_blocks,
             num_blocks=len(block_ids),
+            checksum=self._checksum,
         )
         target = list(block_ids)
         self._pulls.start(ticket, lambda pull: self._pull(pull, claim, target))
@@ -131,6 +133,7 @@ class PeerConnector:
             raise PullError("protocol", f"a ticket for the {ticket.connector} connector came to {self.name}")
         try:
             with self._channel(ticket, pull) as channel:
+                channel.has_sums = claim.checksum
                 granted = channel.ask(claim, Granted)
                 self._conduct.on_step("claimed", ticket.ticket_id)
                 tail = self._copy(channel, granted, ticket.ticket_id, target)
@@ -188,6 +191,7 @@ class PeerConnector:
         except PullError as refusal:
             self._refuse(channel, claim, refusal)
             return
+        channel.has_sums = claim.checksum
         try:
             self._hand_over(channel, want)
         except PullError as refusal:
