@@ -76,7 +76,7 @@ def create(
         Route("/v1/completions", frontend.completion, methods=["POST"]),
         Route("/health", _health_route(health)),
         *dialect_routes(pipeline),
-        *text_routes(renderer, workers, now_s),
+        *text_routes(pipeline),
     ]
     return create_app(routes=[*own, *routes], config=server_config, registry=registry, resources=everything)
 

@@ -278,7 +278,7 @@ def rename(error: FourhopError, names: Mapping[str, str]) -> None:
         return
     path = error.param.removeprefix(f"{PARAMS}.")
     for name, new in names.items():
-        if path == name or path.startswith(f"{name}["):
+        if path == name or path.startswith((f"{name}[", f"{name}.")):
             # What came from a conversation has no index that a client could know.
             path = new if new in ("messages", "input") else new + path.removeprefix(name)
             break

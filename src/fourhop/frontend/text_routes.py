@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from fourhop.frontend.derender_batch import derender_batch
 from fourhop.frontend.derender_checks import Limits
 from fourhop.frontend.derender_endpoints import Served, derender_chat, derender_completion
-from fourhop.frontend.pipeline import new_id
+from fourhop.frontend.derender_stream import derender_stream
+from fourhop.frontend.pipeline import Pipeline, new_id
 from fourhop.frontend.render import Renderer
 from fourhop.frontend.sampling import check_chat
 from fourhop.frontend.workers import RenderWorkers
 from fourhop.service import json_response, read_body
 from fourhop.tokens.limits import check_token_ids
-from fourhop.wire.derender import ChatDerenderRequest, CompletionDerenderRequest
+from fourhop.wire.derender import ChatDerenderBatch, ChatDerenderRequest, CompletionDerenderRequest
 from fourhop.wire.errors import ClientError
 from fourhop.wire.openai import (
     DetokenizeRequest,
@@ -31,9 +32,9 @@ from fourhop.wire.openai_chat import ChatCompletionRequest
 from fourhop.wire.openai_completion import CompletionRequest
 
 
-def text_routes(renderer: Renderer, workers: RenderWorkers, now_s: Callable[[], float]) -> list[Route]:
+def text_routes(pipeline: Pipeline) -> list[Route]:
     """Routes whose work runs in the render threads."""
-    texts = _Texts(renderer, workers, now_s, created=int(now_s()), served=_served(renderer))
+    texts = _Texts(pipeline, created=int(pipeline.now_s()), served=_served(pipeline.renderer))
     return [
         Route("/v1/models", texts.models),
         Route("/tokenize", texts.tokenize, methods=["POST"]),
@@ -41,17 +42,29 @@ def text_routes(renderer: Renderer, workers: RenderWorkers, now_s: Callable[[], 
         Route("/v1/chat/completions/render", texts.render_chat, methods=["POST"]),
         Route("/v1/completions/render", texts.render_completion, methods=["POST"]),
         Route("/v1/chat/completions/derender", texts.derender_chat, methods=["POST"]),
+        Route("/v1/chat/completions/derender/batch", texts.derender_batch, methods=["POST"]),
+        Route("/v1/chat/completions/derender/stream", texts.derender_stream, methods=["POST"]),
         Route("/v1/completions/derender", texts.derender_completion, methods=["POST"]),
     ]
 
 
 @dataclass(frozen=True)
 class _Texts:
-    renderer: Renderer
-    workers: RenderWorkers
-    now_s: Callable[[], float]
+    pipeline: Pipeline
     created: int
     served: Served
+
+    @property
+    def renderer(self) -> Renderer:
+        return self.pipeline.renderer
+
+    @property
+    def workers(self) -> RenderWorkers:
+        return self.pipeline.workers
+
+    def now_s(self) -> int:
+        """Unix time."""
+        return int(self.pipeline.now_s())
 
     async def models(self, request: Request) -> Response:
         model = self.renderer.model
@@ -79,11 +92,18 @@ class _Texts:
 
     async def derender_chat(self, request: Request) -> Response:
         body = await read_body(request, ChatDerenderRequest)
-        return json_response(await self.workers.run(derender_chat, body, self.served, created=int(self.now_s())))
+        return json_response(await self.workers.run(derender_chat, body, self.served, created=self.now_s()))
+
+    async def derender_batch(self, request: Request) -> Response:
+        body = await read_body(request, ChatDerenderBatch)
+        return json_response(await self.workers.run(derender_batch, body, self.served, created=self.now_s()))
+
+    async def derender_stream(self, request: Request) -> Response:
+        return await derender_stream(request, self.pipeline, self.served.limits)
 
     async def derender_completion(self, request: Request) -> Response:
         body = await read_body(request, CompletionDerenderRequest)
-        return json_response(await self.workers.run(derender_completion, body, self.served, created=int(self.now_s())))
+        return json_response(await self.workers.run(derender_completion, body, self.served, created=self.now_s()))
 
 
 def tokenize(request: TokenizeRequest, renderer: Renderer) -> TokenizeResponse:

@@ -36,14 +36,16 @@ async def stream_response(
     *,
     headers: Callable[[], dict[str, str]] | None = None,
     failure: Callable[[FourhopError], bytes] | None = None,
+    gone: Callable[[Receive], Awaitable[None]] | None = None,
 ) -> Response:
     """An answer made of ready server-sent events; it owns `events` and closes it, also when the client goes away.
 
     Nothing is sent before the first event is there, so an error up to then is an ordinary error response, and
     `headers` is asked only then. A later error becomes an error event followed by `[DONE]`, or what `failure` makes
-    of it.
+    of it. `gone` returns when the client is gone; events that read the request's body as it comes need one that does
+    not read it too.
     """
-    return _EventStream(events, headers or dict, failure or _error_events)
+    return _EventStream(events, headers or dict, failure or _error_events, gone or until_gone)
 
 
 async def until_disconnect(request: Request, awaitable: Awaitable[T]) -> T:
@@ -51,7 +53,7 @@ async def until_disconnect(request: Request, awaitable: Awaitable[T]) -> T:
 
     The body must have been read: what arrives afterwards on the connection can only be its end.
     """
-    return await _unless_gone(request.receive, awaitable)
+    return await _unless_gone(until_gone(request.receive), awaitable)
 
 
 class _EventStream(Response):
@@ -60,15 +62,17 @@ class _EventStream(Response):
         events: AsyncIterator[bytes],
         headers: Callable[[], dict[str, str]],
         failure: Callable[[FourhopError], bytes],
+        gone: Callable[[Receive], Awaitable[None]],
     ) -> None:
         super().__init__(media_type=sse.CONTENT_TYPE)
         del self.headers["content-length"]
         self._events = events
         self._late_headers = headers
         self._failure = failure
+        self._gone = gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _unless_gone(receive, self._pump(send))
+        await _unless_gone(self._gone(receive), self._pump(send))
 
     async def _pump(self, send: Send) -> None:
         try:
@@ -112,10 +116,10 @@ async def _close(iterator: AsyncIterator[bytes]) -> None:
         await aclose()
 
 
-async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+async def _unless_gone(leaving: Awaitable[None], work: Awaitable[T]) -> T:
     """Race the work against the end of the connection. Whichever way it ends, no task is left behind."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
+    gone = asyncio.ensure_future(leaving)
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -127,6 +131,7 @@ async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Returns when the client is gone. Reads everything that comes from it until then."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -2,6 +2,9 @@
 
 `POST /v1/chat/completions/derender` and `POST /v1/completions/derender` turn generate's answers into OpenAI's. With
 `stream` they take one chunk a call, and the client carries `stream_state` from each answer to the next call.
+
+Additions: `.../derender/batch` takes chunks of many streams in one call, `.../derender/stream` a whole stream as it
+arrives.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from fourhop.wire.errors import ErrorBody
 from fourhop.wire.generate import GenerateChunk, GenerateResponse
 from fourhop.wire.openai_chat import ChatCompletionChunk, ChatCompletionRequest
 from fourhop.wire.openai_completion import CompletionChunk, CompletionRequest
@@ -53,6 +57,49 @@ class ChatDerenderChunk(msgspec.Struct, frozen=True):
 
     chunk: ChatCompletionChunk
     stream_state: StreamState | None
+
+
+class ChatDerenderStream(msgspec.Struct, frozen=True, kw_only=True):
+    """What arrived of one choice of one answer; otherwise as a streamed `ChatDerenderRequest`."""
+
+    generate_chunks: list[GenerateChunk]
+    model: str | None = None
+    stream_state: msgspec.Raw = NULL
+    prompt_tokens: int | None = None
+    prompt_token_ids: msgspec.Raw = NULL
+    chat_request: ChatCompletionRequest | None = None
+
+
+class ChatDerenderBatch(msgspec.Struct, frozen=True):
+    """`POST /v1/chat/completions/derender/batch`."""
+
+    streams: list[ChatDerenderStream]
+
+
+class ChatDerenderProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The chunks of one stream, in order, and its state after them. An `error` ends it: later chunks were not read."""
+
+    chunks: list[ChatCompletionChunk]
+    stream_state: StreamState | None
+    error: ErrorBody | None = None
+
+
+class ChatDerenderBatchAnswer(msgspec.Struct, frozen=True):
+    """One entry for each stream, in order. An error of one is no error of the others."""
+
+    streams: list[ChatDerenderProgress]
+
+
+class ChatDerenderStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The first event of the body of `POST /v1/chat/completions/derender/stream`, before those of generate.
+
+    `chat_request` is the request that was rendered; without `prompt_token_ids` its prompt is rendered again.
+    """
+
+    chat_request: ChatCompletionRequest
+    model: str | None = None
+    request_id: str | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionDerenderRequest(msgspec.Struct, frozen=True, kw_only=True):
