@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -62,7 +63,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    num_prefill: int = 1, num_decode: int = 1, *, max_retries: int = 2, kv_recompute_threshold: int = 16
+    num_prefill: int = 1, num_decode: int = 1, *, kv_recompute_threshold: int = 16, **settings: Any
 ) -> AsyncIterator[Bench]:
     """Engines p0, p1, … and d0, d1, …, and a router that was started. Its watchers never wake up by themselves."""
     prefill = [StubEngine(f"http://p{index}", role="prefill") for index in range(num_prefill)]
@@ -81,7 +82,7 @@ async def bench(
     urls = [tuple(engine.name for engine in side) for side in (prefill, decode)]
     clock, registry = Clock(), CollectorRegistry()
     router = Router(
-        RouterConfig(urls[0], urls[1], max_retries=max_retries, kv_recompute_threshold=kv_recompute_threshold),
+        RouterConfig(urls[0], urls[1], kv_recompute_threshold=kv_recompute_threshold, **settings),
         registry=registry,
         dial=dial,
         clock=clock,

@@ -83,6 +83,10 @@ class StubEngine:
     gives_early_tickets: bool = True
     prefix_tokens: int = 0
     prefix_error: FourhopError | None = None
+    prefix_gate: asyncio.Event | None = None
+    pulls_prefixes: bool = True
+    control_error: FourhopError | None = None
+    migrate_error: FourhopError | None = None
     prefixes: list[PrefixRequest] = field(default_factory=list)
     renewed: list[str] = field(default_factory=list)
     repeats_as: int | None = None
@@ -126,6 +130,8 @@ class StubEngine:
             self._settle(ticket_id, None)
 
     async def leases(self) -> Leases:
+        if self.control_error is not None:
+            raise self.control_error
         leases = [
             Lease(ticket_id=ticket, request_id=name, num_tokens=1, num_blocks=1, expires_in_s=30.0)
             for ticket, name in self.holds.items()
@@ -133,11 +139,15 @@ class StubEngine:
         return Leases(engine_id=self.name, epoch=self.epoch, leases=leases)
 
     async def renew(self, ticket_ids: list[str]) -> list[str]:
+        if self.control_error is not None:
+            raise self.control_error
         self.renewed += ticket_ids
         return [ticket_id for ticket_id in ticket_ids if ticket_id in self.holds]
 
     async def hold_prefix(self, request: PrefixRequest) -> dict[str, Any] | None:
         self.prefixes.append(request)
+        if self.prefix_gate is not None:
+            await self.prefix_gate.wait()
         if self.prefix_error is not None:
             raise self.prefix_error
         if self.prefix_tokens == 0:
@@ -148,6 +158,8 @@ class StubEngine:
         return self._publish(self._ticket(held, len(held.token_ids)), FirstToken(0))
 
     async def migrate(self, request_ids: list[str]) -> int:
+        if self.migrate_error is not None:
+            raise self.migrate_error
         self._moving.update(request_ids)
         return len(request_ids)
 
@@ -193,7 +205,7 @@ class StubEngine:
             if isinstance(transfer, HoldRequest) and transfer.early_ticket and self.gives_early_tickets:
                 early = self._ticket(request, len(request.token_ids))
                 yield GenerateChunk(request_id=request.request_id, choices=[], kv_transfer_params=self._open(early))
-            if isinstance(transfer, HoldRequest) and transfer.prefix is not None:
+            if isinstance(transfer, HoldRequest) and transfer.prefix is not None and self.pulls_prefixes:
                 await self._pull(transfer.prefix, request)
             if isinstance(transfer, KVTicket):
                 first = await self._pull(transfer, request)
@@ -310,8 +322,8 @@ class StubEngine:
 
     def _settle(self, ticket_id: str, first: FirstToken | None) -> None:
         """All KV exists, or none ever will."""
-        whole = self._whole[ticket_id]
-        if not whole.done():
+        whole = self._whole.get(ticket_id)
+        if whole is not None and not whole.done():
             if first is None:
                 whole.cancel()
             else:
@@ -336,11 +348,10 @@ class StubEngine:
         self.num_pulled += 1
         return whole.result()
 
-    @staticmethod
-    def _moments(transfer: HoldRequest | KVTicket | None, finish: str | None) -> dict[str, float]:
+    def _moments(self, transfer: HoldRequest | KVTicket | None, finish: str | None) -> dict[str, float]:
         pulled = {"kv_requested": 0.001, "kv_ready": 0.003}
         first = pulled if isinstance(transfer, KVTicket) else {"prefill_started": 0.001, "prefill_done": 0.004}
-        if isinstance(transfer, HoldRequest) and transfer.prefix is not None:
+        if isinstance(transfer, HoldRequest) and transfer.prefix is not None and self.pulls_prefixes:
             first = pulled | first
         return first if finish is None else {**first, "last_token": 0.009}
 

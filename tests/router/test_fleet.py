@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import aclosing
 
 import pytest
 
-from contracts.token_server import chunks_of
-from fakes.fleet import Clock, bench
-from fakes.stub_engine import StubEngine
+from contracts.token_server import chunks_of, tokens_of, until
+from fakes.fleet import Bench, Clock, bench
+from fakes.stub_engine import Fault, StubEngine
 from fourhop.router.config import RouterConfig
 from fourhop.router.fleet import Fleet, Verdict, Worker, backoff_s, judge
 from fourhop.wire.errors import (
     ClientError,
     EngineError,
+    EnginesDisagree,
     ErrorBody,
     FourhopError,
     PeerError,
@@ -51,6 +53,7 @@ def run(scenario: Coroutine[None, None, None]) -> None:
         (PeerTimeout("x"), Verdict.FAULT),
         (TransferError("timeout", "x"), Verdict.TRANSFER),
         (refused(500, "TransferError"), Verdict.TRANSFER),
+        (EnginesDisagree("x"), Verdict.FLEET),
     ],
 )
 def test_verdicts(error: FourhopError, verdict: Verdict) -> None:
@@ -184,5 +187,84 @@ def test_an_engine_that_is_not_there_at_the_start_is_waited_for() -> None:
             request = GenerateRequest(token_ids=[1], sampling_params=SamplingParams(max_tokens=3, seed=1))
             await chunks_of(one.router, request)
             assert one.decode[0].num_pulled == 1
+
+    run(scenario())
+
+
+async def silence(one: Bench, engine: StubEngine, seconds: float) -> None:
+    """Looks at an engine that does not answer, at a few moments of a while."""
+    engine.ill = PeerTimeout(f"timed out waiting to hear from {engine.name}")
+    for _ in range(4):
+        one.clock.now_s += seconds / 4
+        await one.router.fleet.look(one.router.fleet.workers[engine.name])
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("num_sent", [-1, 0, 1, 3])
+def test_an_engine_that_falls_silent_loses_its_requests_to_others(side: str, num_sent: int) -> None:
+    """A stopped process keeps its connections: only looks tell that nothing will come."""
+
+    async def scenario() -> None:
+        async with bench(2, 2) as one:
+            request = GenerateRequest(token_ids=[1], sampling_params=SamplingParams(max_tokens=6, seed=1))
+            silent: StubEngine = getattr(one, side)[0]
+            silent.faults = [Fault(num_sent, None)]
+            reader = asyncio.create_task(chunks_of(one.router, request))
+            await until(lambda: bool(silent._cuts) or reader.done())
+            await silence(one, silent, 8.0)
+            assert len(tokens_of(await reader)) == 6
+            silent.ill = None
+            await one.settle()
+
+    run(scenario())
+
+
+def test_an_engine_is_not_given_up_before_its_time_or_while_its_streams_go_on() -> None:
+    async def scenario() -> None:
+        async with bench(1, 0) as one:
+            request = GenerateRequest(token_ids=[1], sampling_params=SamplingParams(max_tokens=9, seed=1))
+            worker = one.router.fleet.workers["http://p0"]
+            async with aclosing(one.router.generate(request)) as chunks:
+                received = [await anext(chunks)]
+                await one.look()
+                await silence(one, one.prefill[0], 4.0)
+                assert one.router.fleet.num_given_up == 0
+                received.append(await anext(chunks))
+                one.clock.now_s += 2.0
+                await one.look()
+                assert one.router.fleet.num_given_up == 0, "it spoke since the last look"
+                await silence(one, one.prefill[0], 8.0)
+                assert one.router.fleet.num_given_up > 0
+                assert worker.down == "not heard of for 5 s"
+                one.prefill[0].ill = None
+                received += [chunk async for chunk in chunks]
+            assert len(tokens_of(received)) == 9
+
+    run(scenario())
+
+
+def test_the_last_look_at_a_silent_engine_does_not_outlast_its_time() -> None:
+    fleet, worker = watched(StubEngine("http://p0"), clock := Clock())
+    worker.last_seen_s = clock.now_s
+    assert fleet._patience_s(worker) is None
+    worker.num_timeouts = 1
+    clock.now_s += 4.0
+    assert fleet._patience_s(worker) == 1.0
+    clock.now_s += 4.0
+    assert fleet._patience_s(worker) == 0.1
+
+
+def test_a_draining_engine_gets_nothing_and_says_so() -> None:
+    async def scenario() -> None:
+        async with bench(1, 1) as one:
+            for engine in one.engines:
+                await one.router.migration.drain(engine.name)
+            with pytest.raises(Unavailable, match=r"http://p0 \(prefill\): draining"):
+                await chunks_of(one.router, GenerateRequest(token_ids=[1], sampling_params=SamplingParams()))
+            assert one.count("fourhop_router_draining", engine="http://p0", role="prefill") == 1
+            for engine in one.engines:
+                await one.router.migration.undrain(engine.name)
+            await chunks_of(one.router, GenerateRequest(token_ids=[1], sampling_params=SamplingParams(max_tokens=3)))
+            await one.settle()
 
     run(scenario())

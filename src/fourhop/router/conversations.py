@@ -101,7 +101,7 @@ class Conversations:
             self._ledger.end(run.prefix, HoldState.NEVER_HELD)
             self._index.forget(run.pages[: match.num_pages], holder)
             return None, "gone"
-        self._ledger.issue(run.prefix, ticket.ticket_id, ticket.expires_at_s, now_s)
+        self._ledger.issue(run.prefix, ticket, now_s)
         run.prefix.is_taken = True
         run.num_prefix_tokens = ticket.num_tokens
         return params, "asked"

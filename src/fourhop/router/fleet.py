@@ -72,8 +72,8 @@ def backoff_s(num_faults: int, longest_s: float) -> float:
 class Worker:
     """One engine. `down` says why it gets no requests, None when it does; a draining one is well but gets none either.
 
-    `num_heard` counts the chunks that it sent, `num_heard_before` those before the last look: an engine whose streams
-    go on is alive, whatever its health says.
+    `num_heard` counts the chunks that it sent, of which `num_heard_before` are known to the fleet: an engine whose
+    streams go on is alive, whatever its health says. `last_seen_s` is when it was last known to be.
     """
 
     name: str
@@ -163,6 +163,7 @@ class Fleet:
 
     async def look(self, worker: Worker) -> None:
         """See whether the engine is well, and who it is."""
+        self._listen(worker)
         try:
             info = await self._check(worker)
         except PeerTimeout as error:
@@ -177,7 +178,12 @@ class Fleet:
             worker.num_timeouts = 0
             worker.last_seen_s = self.clock()
             await self._seen(worker, info)
-        worker.num_heard_before = worker.num_heard
+
+    def _listen(self, worker: Worker) -> None:
+        """Note that the engine sent something since this was last asked, if it did."""
+        if worker.num_heard > worker.num_heard_before:
+            worker.num_heard_before = worker.num_heard
+            worker.last_seen_s = self.clock()
 
     async def _check(self, worker: Worker) -> WorkerInfo | None:
         try:
@@ -193,10 +199,8 @@ class Fleet:
         return max(LAST_LOOK_S, worker.last_seen_s + self.config.dead_after_s - self.clock())
 
     def _not_seen(self, worker: Worker) -> None:
-        now_s = self.clock()
-        if worker.num_heard > worker.num_heard_before:
-            worker.last_seen_s = now_s
-        elif worker.in_flight and now_s - worker.last_seen_s >= self.config.dead_after_s:
+        self._listen(worker)
+        if worker.in_flight and self.clock() - worker.last_seen_s >= self.config.dead_after_s:
             self._take_down(worker, f"not heard of for {self.config.dead_after_s:.0f} s")
             self.num_given_up += 1
             log.warning("engine %s is given up with %d requests", worker.name, worker.in_flight)

@@ -130,7 +130,9 @@ class Handover:
         except FourhopError as error:
             log.warning("%s issued a bad ticket: %s", leg.worker.name, error.message)
             return False
-        self.ledger.issue(run.hold, ticket.ticket_id, ticket.expires_at_s, now_s)
+        if run.hold.state is not HoldState.ASKED:
+            return False
+        self.ledger.issue(run.hold, ticket, now_s)
         run.ticket = params
         return True
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fourhop.wire.ticket import KVTicket
 from fourhop.wire.worker import Lease, Leases
 
 ASKED_LEASE_S = 120.0
@@ -91,9 +92,10 @@ class Ledger:
         self.owed[request_id] = hold
         return hold
 
-    def issue(self, hold: Hold, ticket_id: str, expires_at_s: float, now_s: float) -> None:
+    def issue(self, hold: Hold, ticket: KVTicket, now_s: float) -> None:
         self._move(hold, HoldState.ISSUED)
-        hold.ticket_id, hold.expires_at_s, hold.lease_s = ticket_id, expires_at_s, expires_at_s - now_s
+        hold.ticket_id, hold.epoch = ticket.ticket_id, ticket.epoch
+        hold.expires_at_s, hold.lease_s = ticket.expires_at_s, ticket.expires_at_s - now_s
 
     def renew(self, hold: Hold, now_s: float) -> None:
         """The engine began a new lease."""
@@ -118,9 +120,13 @@ class Ledger:
         return [hold for hold in self.owed.values() if hold.engine == engine]
 
     def forget_old(self, engine: str, epoch: str) -> None:
-        """The engine lives under `epoch`: what it held before is gone."""
+        """The engine lives under `epoch`: what it held before is gone.
+
+        What is asked for and wanted stays: the request may have reached the new life before we knew of it.
+        """
         for hold in self.at(engine):
-            if hold.epoch != epoch:
+            is_open = hold.state is HoldState.ASKED and not hold.is_left
+            if hold.epoch != epoch and not is_open:
                 self.end(hold, HoldState.LOST)
 
     def strays(self, listed: Leases, prefix: str) -> list[Lease]:
