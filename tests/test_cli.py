@@ -60,7 +60,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["engine", "--kv-transfer-config", "shm"], 2, "not JSON"),
         (["router"], 2, "a router needs at least one engine"),
         (["router", "--prefill", "localhost:80"], 2, "not the URL of an engine: localhost:80"),
-        (["serve", "--enable-auto-tool-choice"], 2, "enable_auto_tool_choice needs tool_call_parser"),
+        (["serve", "--enable-auto-tool-choice", "--tool-call-parser", "none"], 2, "needs a tool_call_parser"),
         (["up", "--decode", "0"], 2, "--decode must be at least 1, not 0"),
         (["frontend", "--workers", "0"], 2, "workers must be at least 1, not 0"),
         (["serve", "--workers", "2"], 2, "Unknown option: --workers"),

@@ -50,7 +50,7 @@ def test_broken_file_stops_the_start(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"enable_auto_tool_choice": True},
+        {"enable_auto_tool_choice": True, "tool_call_parser": "none"},
         {"max_model_len": 1},
         {"max_logprobs": -1},
         {"max_num_choices": 0},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,14 @@ from fakes.derendering import (
 )
 from fakes.families import FAMILIES, Call, Family, Mark, Written, encode, tools_for, vocabulary
 from fourhop.frontend.context import Context
-from fourhop.wire.generate import FinishReason
+from fourhop.frontend.derender import Derenderer, Snapshot
+from fourhop.frontend.detokenize import Detokenizer
+from fourhop.frontend.output import CallCount
+from fourhop.frontend.parsers.machine import Position
+from fourhop.frontend.parsers.table import Scratch
+from fourhop.frontend.stops import HeldTail
+from fourhop.wire.derender import MAX_STATE_BYTES
+from fourhop.wire.generate import ChunkChoice, FinishReason
 
 NAMES = sorted(FAMILIES)
 THINK_MARKS = ("<think>", "</think>")
@@ -186,3 +194,44 @@ def test_any_order_of_markers_and_text(data: st.DataObject, name: str) -> None:
     whole = summary(derender(ctx, chunked([ids], "length")))
     singles = chunked([[token_id] for token_id in ids], "length")
     assert summary(derender(ctx, singles, carries_state=True)) == whole
+
+
+FORGED = st.builds(
+    Scratch,
+    phase=st.integers(0, 12),
+    depth=st.integers(0, 70),
+    flags=st.integers(0, 255),
+    text=st.text('{[(:v\x1f"ab ', max_size=4) | st.sampled_from(["assistant to=functions.f", "\x1ff\x1f"]),
+    head=st.text('[{"7zxu\n ', max_size=4),
+    span=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    stage=st.integers(0, 10),
+    name=st.text("f.", max_size=3),
+)
+
+
+@given(data=st.data(), name=st.sampled_from(NAMES), scratch=FORGED)
+@settings(max_examples=400)
+def test_a_forged_memory_never_breaks_the_server(data: st.DataObject, name: str, scratch: Scratch) -> None:
+    """What a client puts into a stream state is worked with, without an exception, and the state stays a state."""
+    ctx, ids = given_calls(FAMILIES[name], RICH, is_spelled=False)
+    state = data.draw(st.integers(0, len(ctx.table.states) - 1))
+    snapshot = Snapshot(Detokenizer(), Position(state, "", scratch), HeldTail(), CallCount("seed"))
+    derenderer = Derenderer(ctx, snapshot)
+    cut = data.draw(st.integers(0, len(ids)))
+    for part in (ids[cut:], ids):
+        derenderer.feed(ChunkChoice(token_ids=part))
+        derenderer = Derenderer.resume(ctx, derenderer.state())
+    derenderer.feed(ChunkChoice(finish_reason="stop"))
+
+
+@pytest.mark.parametrize("filler", ["👋", "{", " ", '"'])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_flood_makes_the_state_grow(name: str, filler: str) -> None:
+    """Wherever it stands in a call, a long run of anything is passed on or refused."""
+    ctx, ids = given_calls(FAMILIES[name], [("f", {"a": "x"})], is_spelled=False)
+    for cut in range(0, len(ids), 5):
+        derenderer = Derenderer.start(ctx, 0)
+        derenderer.feed(ChunkChoice(token_ids=ids[:cut]))
+        for _ in range(6):
+            derenderer.feed(ChunkChoice(token_ids=list(filler.encode()) * 180))
+            assert len(msgspec.json.encode(derenderer.state())) <= MAX_STATE_BYTES

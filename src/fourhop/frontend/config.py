@@ -14,9 +14,13 @@ class FrontendConfig:
     Attributes:
         served_model_name: Names that requests may use; answers carry the first. Default: the model as it was given.
         max_model_len: Longest sequence, prompt and output together. Default: what the model allows.
-        reasoning_parser: Markup of the model's thinking: qwen3, deepseek_r1.
-        tool_call_parser: Markup of the model's tool calls: hermes.
-        enable_auto_tool_choice: Let the model call tools when a request has some. Needs tool_call_parser.
+        reasoning_parser: Markup of the model's thinking, by vLLM's names (docs/parsers.md), or none. Default: what the
+            chat template shows.
+        tool_call_parser: Markup of the model's tool calls, by vLLM's names, or none. Default: what the chat template
+            shows.
+        parser_plugin: More families of markup, each a Plugin as MODULE:ATTRIBUTE.
+        enable_auto_tool_choice: Let the model call tools when a request has some. Default: where there is a tool call
+            parser.
         chat_template: A file, or the template itself, instead of the checkpoint's.
         default_chat_template_kwargs: JSON object of values for the chat template; a request's own values win.
         max_logprobs: Most alternatives a request may ask for.
@@ -31,7 +35,8 @@ class FrontendConfig:
     max_model_len: int | None = None
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
-    enable_auto_tool_choice: bool = False
+    parser_plugin: tuple[str, ...] = ()
+    enable_auto_tool_choice: bool | None = None
     chat_template: str | None = None
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_logprobs: int = 20
@@ -41,8 +46,8 @@ class FrontendConfig:
     allow_client_kv_transfer: bool = False
 
     def __post_init__(self) -> None:
-        if self.enable_auto_tool_choice and self.tool_call_parser is None:
-            raise ValueError("enable_auto_tool_choice needs tool_call_parser")
+        if self.enable_auto_tool_choice and self.tool_call_parser == "none":
+            raise ValueError("enable_auto_tool_choice needs a tool_call_parser")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2, not {self.max_model_len}")
         if self.max_logprobs < 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from datetime import datetime
 
 from fourhop.checkpoint import Checkpoint
@@ -9,20 +11,46 @@ from fourhop.frontend import parsers
 from fourhop.frontend.config import FrontendConfig
 from fourhop.frontend.environment import Clock
 from fourhop.frontend.model import load_model
+from fourhop.frontend.parsers.detect import Signs, detect
+from fourhop.frontend.parsers.plugins import Catalog, load_catalog
 from fourhop.frontend.render import Renderer
 from fourhop.frontend.template import load_templates
 from fourhop.frontend.tokenizer import Tokenizer
+from fourhop.wire.errors import StartError
+
+log = logging.getLogger("fourhop.frontend")
 
 
 def load_renderer(checkpoint: Checkpoint, config: FrontendConfig, *, clock: Clock = datetime.now) -> Renderer:
-    """The renderer of a checkpoint. Raises StartError with one line that says what is wrong with its files."""
+    """The renderer of a checkpoint; its config names the parsers. Raises StartError with one line that says what is
+    wrong with the files or the parsers."""
     tokenizer = Tokenizer.load(checkpoint.folder)
+    templates = load_templates(checkpoint.folder, tokenizer.special_tokens, override=config.chat_template, clock=clock)
+    catalog = load_catalog(config.parser_plugin)
+    config = _with_parsers(config, templates.source, catalog)
     return Renderer(
         config=config,
         model=load_model(checkpoint, config),
         tokenizer=tokenizer,
-        templates=load_templates(
-            checkpoint.folder, tokenizer.special_tokens, override=config.chat_template, clock=clock
-        ),
-        parsers=parsers.find(config.reasoning_parser, config.tool_call_parser, tokenizer),
+        templates=templates,
+        parsers=parsers.find(config.reasoning_parser, config.tool_call_parser, tokenizer, catalog),
     )
+
+
+def _with_parsers(config: FrontendConfig, template: str, catalog: Catalog) -> FrontendConfig:
+    """The config with the parsers that it leaves open, told from the chat template and said in one log line."""
+    reasoning, how_reasoning = _choose(config.reasoning_parser, template, catalog.reasoning_signs)
+    tool, how_tool = _choose(config.tool_call_parser, template, catalog.tool_signs)
+    if config.enable_auto_tool_choice and tool == "none":
+        raise StartError("enable_auto_tool_choice needs a tool_call_parser: the chat template shows none that is known")
+    log.info("reasoning parser: %s (%s), tool call parser: %s (%s)", reasoning, how_reasoning, tool, how_tool)
+    calls = tool != "none" if config.enable_auto_tool_choice is None else config.enable_auto_tool_choice
+    return replace(config, reasoning_parser=reasoning, tool_call_parser=tool, enable_auto_tool_choice=calls)
+
+
+def _choose(named: str | None, template: str, signs: Signs) -> tuple[str, str]:
+    """The parser, and how it was chosen."""
+    if named is not None:
+        return named, "named"
+    found = detect(template, signs)
+    return (found, "from the chat template") if found else ("none", "the chat template shows none that is known")

@@ -48,6 +48,7 @@ class ChatTemplate:
             self._template = environment(clock).from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise StartError(f"the chat template is not valid, line {error.lineno}: {error.message}") from None
+        self.source = source
         self._special_tokens = special_tokens
         self._forms = {role: self._try_forms(role) for role in _PROBES}
         self.knows_developer = "developer" in source
@@ -168,6 +169,11 @@ class ChatTemplates:
     """The templates of a model: `default`, and possibly `tool_use` for requests with tools."""
 
     by_name: dict[str, ChatTemplate]
+
+    @property
+    def source(self) -> str:
+        """What all of them write, for telling the model's markup."""
+        return "\n".join(template.source for template in self.by_name.values())
 
     def choose(self, *, has_tools: bool) -> ChatTemplate:
         """Raises ClientError when the model has no chat template."""

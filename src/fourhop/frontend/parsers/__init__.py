@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fourhop.frontend.detokenize import Tokenizer
-from fourhop.frontend.parsers.families import REASONING_FAMILIES, TOOL_FAMILIES
 from fourhop.frontend.parsers.machine import Table, bind, last_marker, spelling_ids
+from fourhop.frontend.parsers.plugins import Catalog
 from fourhop.frontend.parsers.table import CONTENT_STATE, Body, ReasoningFamily, State, ToolFamily, merge, openai_id
 from fourhop.wire.errors import StartError
 
@@ -81,11 +81,10 @@ class Parsers:
         return not all(said) if said else family.is_off_unasked
 
 
-def find(reasoning: str | None, tool: str | None, tokenizer: Tokenizer) -> Parsers:
+def find(reasoning: str | None, tool: str | None, tokenizer: Tokenizer, catalog: Catalog | None = None) -> Parsers:
     """The parsers with these names; None and "none" mean no parser. Raises StartError for an unknown name."""
-    return Parsers(
-        _family("reasoning", reasoning, REASONING_FAMILIES), _family("tool call", tool, TOOL_FAMILIES), tokenizer
-    )
+    known = catalog or Catalog()
+    return Parsers(_family("reasoning", reasoning, known.reasoning), _family("tool call", tool, known.tools), tokenizer)
 
 
 def _family(kind: str, name: str | None, families: Mapping[str, Family | None]) -> Family | None:

@@ -16,6 +16,7 @@ from fourhop.frontend.detokenize import Tokenizer
 from fourhop.frontend.parsers.table import REASONING, Body, Scratch, Sink, State, Target
 from fourhop.frontend.phrases import Phrases
 from fourhop.wire.derender import Count
+from fourhop.wire.errors import StartError
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ def bind(states: Mapping[str, State], tokenizer: Tokenizer) -> Table:
 def spelling_ids(table: Table, tokenizer: Tokenizer) -> frozenset[int]:
     """The special tokens that stand inside a marker which is no token itself."""
     spelled = {marker for state in table.states for marker in state.by_text.phrases}
+    if not spelled:
+        return frozenset()
     texts = {token_id: tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in tokenizer.special_ids}
     return frozenset(i for i, text in texts.items() if text and any(text in marker for marker in spelled))
 
@@ -84,9 +87,15 @@ def _bind_state(state: State, numbers: Mapping[str, int], tokenizer: Tokenizer) 
 
 def _exit(target: Target, numbers: Mapping[str, int]) -> Exit:
     if isinstance(target, str):
-        return Exit(numbers[target])
-    targets = tuple((re.compile(pattern), numbers[name]) for pattern, name in target.targets.items())
-    return Exit(numbers[target.otherwise], targets)
+        return Exit(_number(target, numbers))
+    targets = tuple((re.compile(pattern), _number(name, numbers)) for pattern, name in target.targets.items())
+    return Exit(_number(target.otherwise, numbers), targets)
+
+
+def _number(state: str, numbers: Mapping[str, int]) -> int:
+    if state not in numbers:
+        raise StartError(f"a marker leads to the state {state!r}, which the parser's table does not have")
+    return numbers[state]
 
 
 class Position(msgspec.Struct, array_like=True):
