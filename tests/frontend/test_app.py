@@ -374,7 +374,7 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (CHAT, b"[]", 400, None),
     (CHAT, b'{"messages": [{"role": "user", "content": "x\\ud83dy"}]}', 400, "messages[0].content"),
     (CHAT, b'{"messages": [], "stop": ["a", "\\ude42"]}', 400, "stop[1]"),
-    (CHAT, {}, 400, None),
+    (CHAT, {}, 400, "messages"),
     (CHAT, {"messages": "hi"}, 400, "messages"),
     (CHAT, {"messages": []}, 400, "messages"),
     (CHAT, {"messages": [1]}, 400, "messages[0]"),

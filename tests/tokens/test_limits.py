@@ -68,7 +68,7 @@ REFUSED: list[tuple[GenerateRequest, str]] = [
     (request(1024), "token_ids"),
     (request(1000, output=24), "sampling_params.max_tokens"),
     (request(max_tokens=3, output=3), "output_token_ids"),
-    (request(transfer={"do_remote_prefill": True}), "kv_transfer_params"),
+    (request(transfer={"do_remote_prefill": True}), "kv_transfer_params.ticket_id"),
     (request(transfer={"surprise": 1}), "kv_transfer_params"),
 ]
 

@@ -51,7 +51,11 @@ def test_a_peer_s_page_is_not_echoed() -> None:
     [
         (b'{"token_ids": ["x"], "sampling_params": {}}', "token_ids[0]"),
         (b'{"token_ids": [1], "sampling_params": {"top_p": "high"}}', "sampling_params.top_p"),
-        (b'{"token_ids": [1]}', None),
+        (b'{"token_ids": [1]}', "sampling_params"),
+        (
+            b'{"token_ids": [1], "sampling_params": {}, "stream_options": {"include_usage": 1}}',
+            "stream_options.include_usage",
+        ),
         (b"[]", None),
     ],
 )
