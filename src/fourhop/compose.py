@@ -73,12 +73,12 @@ async def run_serve(
     with service.bind(server) as listener:
         found = checkpoint.find(model)
         async with AsyncExitStack() as stack:
-            name = (config.served_model_name or (model,))[0]
-            engine = await _open_engine(stack, engine_config, found, name, transfer)
+            names = config.served_model_name or (model,)
+            engine = await _open_engine(stack, engine_config, found, names[0], transfer)
             from fourhop.engine import metrics
 
             registry = CollectorRegistry()
-            metrics.register(registry, engine.loop, name)
+            metrics.register(registry, engine.loop, names[0])
 
             async def health() -> str | None:
                 return engine.health()
@@ -89,7 +89,7 @@ async def run_serve(
                 server,
                 engine,
                 health=health,
-                routes=token_routes(engine, abort=engine.abort),
+                routes=token_routes(engine, abort=engine.abort, models=names),
                 registry=registry,
             )
             await service.serve(app, server, listener=listener)

@@ -29,7 +29,7 @@ async def in_process() -> AsyncIterator[Subject]:
 @asynccontextmanager
 async def over_http() -> AsyncIterator[Subject]:
     engine = StubEngine("engine")
-    routes = token_routes(engine, abort=engine.abort, model="toy")
+    routes = token_routes(engine, abort=engine.abort, models=["toy"])
     app = create_app(routes=routes, config=ServerConfig(), registry=CollectorRegistry())
     async with serving(app) as url, open_session() as session:
         yield Subject(RemoteTokenServer(url, session), PROMPT, engine.is_idle)

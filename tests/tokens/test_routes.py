@@ -30,7 +30,7 @@ def app_of(server: TokenServer, aborted: list[str] | None = None) -> Starlette:
     async def abort(ids: list[str]) -> None:
         (aborted if aborted is not None else []).extend(ids)
 
-    routes = token_routes(server, abort=abort, model="toy")
+    routes = token_routes(server, abort=abort, models=["toy", "alias"])
     return create_app(routes=routes, config=ServerConfig(), registry=CollectorRegistry())
 
 
@@ -189,7 +189,7 @@ def test_an_unknown_model_is_not_found() -> None:
     async def scenario() -> None:
         exchange = await call(StubEngine("e"), BODY | {"model": "other"})
         assert (exchange.status, error_of(exchange)["param"]) == (404, "model")
-        for name in (None, "", "toy"):
+        for name in (None, "", "toy", "alias"):
             assert (await call(StubEngine("e"), BODY | {"model": name})).status == 200
 
     run(scenario())

@@ -44,7 +44,7 @@ def create(engine: Engine, config: ServerConfig) -> Starlette:
     info = engine.info()
     registry = CollectorRegistry()
     metrics.register(registry, engine.loop, info.model)
-    routes = token_routes(engine, model=info.model, abort=engine.abort)
+    routes = token_routes(engine, models=[info.model], abort=engine.abort)
     routes += [
         Route("/health", health),
         Route("/worker", worker),

@@ -139,6 +139,7 @@ class Router:
     async def _keep_house(self) -> None:
         while True:
             await self.fleet.sleep(HOUSEKEEPING_S)
+            self.releaser.retry_leaks()
             await self.leases.renew()
             await self.migration.go_on()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -29,15 +29,15 @@ ID_PREFIX = "generate-tokens-"
 MAX_ID_CHARS = 128
 
 
-def token_routes(server: TokenServer, *, abort: Abort, model: str | None = None) -> list[Route]:
-    """The two endpoints of `server`. With `model`, a request that names another one is answered 404."""
+def token_routes(server: TokenServer, *, abort: Abort, models: Sequence[str] = ()) -> list[Route]:
+    """The two endpoints of `server`. With `models`, a request that names one that is not among them is answered 404."""
 
     async def generate(request: Request) -> Response:
-        body = _prepare(await read_body(request, GenerateRequest), request_id(request), model)
+        body = _prepare(await read_body(request, GenerateRequest), request_id(request), models)
         if body.stream:
             timing = _Timing()
             return await stream_response(_events(server, body, timing), headers=timing.headers)
-        return await until_disconnect(request, _whole(server, body, model))
+        return await until_disconnect(request, _whole(server, body, models))
 
     async def abort_requests(request: Request) -> Response:
         body = await read_body(request, AbortRequest)
@@ -50,10 +50,10 @@ def token_routes(server: TokenServer, *, abort: Abort, model: str | None = None)
     ]
 
 
-def _prepare(request: GenerateRequest, header_id: str, model: str | None) -> GenerateRequest:
+def _prepare(request: GenerateRequest, header_id: str, models: Sequence[str]) -> GenerateRequest:
     """The request as a TokenServer takes it: with its id, transfer parameters at the top, nothing unsupported."""
-    if model is not None and request.model not in (None, "", model):
-        raise NotFound(f"the model `{request.model}` does not exist; this server has `{model}`", param="model")
+    if models and request.model and request.model not in models:
+        raise NotFound(f"the model `{request.model}` does not exist; this server has `{models[0]}`", param="model")
     request = _lift_transfer_params(request)
     check_supported(request)
     named = header_id or _clean_id(request.request_id) or secrets.token_hex(16)
@@ -80,8 +80,9 @@ def _clean_id(text: str) -> str:
     return "".join(character for character in text[: 4 * MAX_ID_CHARS] if "!" <= character <= "~")[:MAX_ID_CHARS]
 
 
-async def _whole(server: TokenServer, request: GenerateRequest, model: str | None) -> Response:
-    answer = await collect(server.generate(request), model=request.model or model, created=int(time.time()))
+async def _whole(server: TokenServer, request: GenerateRequest, models: Sequence[str]) -> Response:
+    model = request.model or next(iter(models), None)
+    answer = await collect(server.generate(request), model=model, created=int(time.time()))
     prompt = request.token_ids if request.return_token_ids else None
     named = msgspec.structs.replace(answer, request_id=ID_PREFIX + request.request_id, prompt_token_ids=prompt)
     return json_response(named)

@@ -40,8 +40,8 @@ async def run_up(
     listener: socket.socket,
 ) -> None:
     """Start everything, serve on `listener` until a signal, stop everything. Raises StartError."""
-    name = (frontend.served_model_name or (checkpoint.name,))[0]
-    plans = _plan(checkpoint, config, engine, name, log_level)
+    names = frontend.served_model_name or (checkpoint.name,)
+    plans = _plan(checkpoint, config, engine, names[0], log_level)
     display = Display(plans)
     for plan in plans:
         display.line(plan.name, f"fourhop {shlex.join(plan.arguments)}  # on core {','.join(map(str, plan.cores))}")
@@ -67,7 +67,7 @@ async def run_up(
             server,
             router,
             health=health,
-            routes=router_routes(router),
+            routes=router_routes(router, names),
             resources=router.running,
             registry=registry,
         )
@@ -75,7 +75,7 @@ async def run_up(
 
         def started() -> None:
             connector = config.connector if config.prefill else None
-            print(summary(url, name, plans, children.pids(), os.getpid(), connector), flush=True)
+            print(summary(url, names[0], plans, children.pids(), os.getpid(), connector), flush=True)
 
         await service.serve(app, server, listener=listener, started=started)
 
