@@ -23,6 +23,9 @@ from typing import Any
 
 import msgspec
 
+MISSING = "Object missing required field `"
+"""How msgspec says it."""
+
 
 class ErrorBody(msgspec.Struct, frozen=True):
     """OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`."""
@@ -143,10 +146,13 @@ def error_from_body(status: int, body: bytes, *, retry_after_s: float | None = N
 def client_error(error: msgspec.ValidationError, prefix: str = "") -> ClientError:
     """A msgspec validation error as a 400 whose `param` is the field's path.
 
-    msgspec ends its messages with "- at `$.a[0].b`"; that path, without `$.`, is the param.
+    msgspec ends its messages with "- at `$.a[0].b`"; that path, without `$.`, is the param. Where a field is missing
+    it is the path that the field would have.
     """
     text, _, path = str(error).partition(" - at `")
     param = path.rstrip("`").removeprefix("key in ").removeprefix("$").lstrip(".")
+    if text.startswith(MISSING):
+        param = f"{param}.{text.removeprefix(MISSING).rstrip('`')}".lstrip(".")
     joint = "" if param.startswith("[") else "."
     full = f"{prefix}{joint}{param}".strip(".") if prefix else param
     return ClientError(text, param=full or None)
