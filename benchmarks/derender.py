@@ -121,6 +121,7 @@ def measure(num_runs: int) -> dict[int, dict[str, float]]:
         model=Model(names=("m",), max_model_len=8192, eos_token_ids=frozenset(), defaults=SamplingDefaults()),
         tokenizer=tokenizer,
         parsers=parsers,
+        prompt_of=lambda _: prompt,
         limits=Limits(max_model_len=8192, vocab_size=tokenizer.vocab_size, max_num_choices=1, max_logprobs=0),
     )
     results = {}

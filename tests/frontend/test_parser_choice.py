@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -186,3 +188,20 @@ def test_a_table_that_leads_nowhere_stops_the_start() -> None:
     broken = Plugin(tools={"broken": ToolFamily({"content": State(CONTENT, {"<x>": "call"})})})
     with pytest.raises(StartError, match="leads to the state 'call'"):
         find(None, "broken", spelled_toy(), Catalog().extend(broken))
+
+
+def test_the_documents_plugin_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/parsers.md shows a whole family; its names are those of the tables."""
+    text = (Path(__file__).parents[2] / "docs" / "parsers.md").read_text(encoding="utf-8")
+    module = ModuleType("shown_parsers")
+    exec(text.partition("```python\n")[2].partition("```")[0], module.__dict__)
+    monkeypatch.setitem(sys.modules, "shown_parsers", module)
+    catalog = load_catalog(["shown_parsers:PLUGIN"])
+    assert detect("<call></call>", catalog.tool_signs) == "mine"
+    ctx = context(None, None, tokenizer=spelled_toy())
+    parsers = find(None, "mine", spelled_toy(), catalog)
+    ctx = replace(ctx, parsers=parsers, table=parsers.with_tools)
+    output = b'x<call>{"tool":"f","input":{"a":1}}</call>'
+    assert shown(derender(ctx, chunked([list(output)], "length"))) == ("x", None, [("f", '{"a":1}')], "length")
+    for name in (*REASONING_FAMILIES, *TOOL_FAMILIES):
+        assert f"`{name}`" in text

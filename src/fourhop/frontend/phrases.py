@@ -22,10 +22,12 @@ class Phrases:
     def __bool__(self) -> bool:
         return bool(self.phrases)
 
+    def begins_in(self, text: str) -> bool:
+        """Whether the first character of a phrase is in `text`: without one, nothing is found and nothing waits."""
+        return self._first is not None and self._first.search(text) is not None
+
     def search(self, text: str) -> tuple[int, int, int] | None:
         """The phrase that ends first (the longest of those): its start and end in `text`, and its number."""
-        if self._first is None or not self._first.search(text):
-            return None
         hits = ((text.find(phrase), len(phrase), number) for number, phrase in enumerate(self.phrases))
         found = [(start + size, start, number) for start, size, number in hits if start >= 0]
         if not found:

@@ -126,7 +126,7 @@ class Machine:
 
     def text(self, text: str) -> None:
         """Text between markers that are tokens; markers that are text are found in it."""
-        while self.state.has_text_markers:
+        while self.position.held or (self.state.has_text_markers and self.state.by_text.begins_in(text)):
             text, self.position.held = self.position.held + text, ""
             found = self.state.by_text.search(text)
             if found is None:
