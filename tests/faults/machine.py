@@ -79,8 +79,10 @@ class SteppedLoop(EngineLoop):
             if self.step():
                 await asyncio.sleep(self.pace())
                 continue
+            idle_s = self.idle_timeout_s()
             try:
-                await asyncio.wait_for(self._news.wait(), self.idle_timeout_s())
+                # Time goes on while a loop turns, if only by a little.
+                await asyncio.wait_for(self._news.wait(), None if idle_s is None else idle_s + 1e-6)
             except TimeoutError:
                 continue
             await asyncio.sleep(self.pace())

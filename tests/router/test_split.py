@@ -568,6 +568,24 @@ def test_a_release_that_fails_is_a_leak_until_the_engine_is_back() -> None:
     run(scenario())
 
 
+def test_a_release_that_failed_is_tried_again_at_an_engine_that_is_well() -> None:
+    """Found by a storm: the call was cut off, the engine never went down, so it never came up either."""
+
+    async def scenario() -> None:
+        async with bench() as one:
+            one.prefill[0].abort_error = PeerError("cut off")
+            chunks = one.router.generate(ask())
+            await anext(chunks)
+            await chunks.aclose()
+            await until(lambda: one.router.ledger.num_leaked == 1)
+            one.prefill[0].abort_error = None
+            one.router.releaser.retry_leaks()
+            await one.settle()
+            assert one.router.ledger.num_leaked == 0
+
+    run(scenario())
+
+
 def test_abort_by_the_clients_id_ends_the_stream_with_abort() -> None:
     async def scenario() -> None:
         async with bench() as one, aclosing(one.router.generate(ask(max_tokens=100))) as chunks:

@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 class Releaser:
     """Tells engines that nobody will come for their blocks, in tasks of its own: a cancelled request cannot stop it.
 
-    Every release takes one bounded call. One that fails leaks its hold until the engine is up again (`retry`) or the
-    lease ends.
+    Every release takes one bounded call. One that fails leaks its hold until another succeeds (`retry`) or the lease
+    ends.
     """
 
     def __init__(self, fleet: Fleet, ledger: Ledger) -> None:
@@ -34,7 +34,14 @@ class Releaser:
         """The engine is up: release what it could not be told about."""
         for hold in self._ledger.at(worker.name):
             if hold.is_leaked:
+                hold.is_leaked = False
                 self._spawn(hold)
+
+    def retry_leaks(self) -> None:
+        """Try again wherever an engine is up: one can fail a release and be well otherwise."""
+        for worker in self._fleet.workers.values():
+            if worker.down is None:
+                self.retry(worker)
 
     async def close(self) -> None:
         """Wait for the releases that are on their way."""
