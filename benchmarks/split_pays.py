@@ -9,9 +9,9 @@ compared: TTFT four unloaded ones, TPOT twice the unloaded one; rates of 30 % of
 and more of the capacity. Then the split, the replicas with every chunk budget and, with `--auto`, a `fourhop up` with
 those flags (the router's own choice) take turns, asked the same prompts at the same times, prefix cache off. A ratio
 over several rates is the median of their ratios; what enters is the median of the rounds. The replicas are those with
-the best budget, except for `p99_itl_ratio` and `auto_p99_itl_ratio`, which are against the default one. `goodput_ratio`
-counts goodput as vLLM and the A100 post do, `goodput_ratio_distserve` as DistServe does. The report with the curves goes
-to `--output-dir`. The last line is JSON.
+the best budget, except for `p99_itl_ratio` and `auto_p99_itl_ratio`, which are against the default one.
+`goodput_ratio` counts goodput as vLLM and the A100 post do, `goodput_ratio_distserve` as DistServe does. The report
+with the curves goes to `--output-dir`. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -90,12 +90,11 @@ async def measure(options: argparse.Namespace) -> int:
 
 
 def claims_table(claims: dict[str, float | None]) -> str:
-    rows = []
-    for name, value in claims.items():
-        bar = "{} {:g}".format(*BARS[name]) if name in BARS else ""
-        rows.append(
-            [name, number(value, 2), bar, {True: "reached", False: "missed", None: ""}[is_reached(name, value)]]
-        )
+    words = {True: "reached", False: "missed", None: ""}
+    rows = [
+        [name, number(value, 2), "{} {:g}".format(*BARS[name]) if name in BARS else "", words[is_reached(name, value)]]
+        for name, value in claims.items()
+    ]
     return table(["claim", "value", "bar", ""], rows)
 
 
