@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,6 +101,13 @@ def test_both_regex_engines_agree_on_every_covered_character() -> None:
         theirs = pre_tokenizers.Split(Regex(f"{kind}+"), "removed", invert=True)
         found = bytes(only.encode_ordinary(everything)).decode()
         assert found == "".join(text for text, _ in theirs.pre_tokenize_str(everything))
+
+
+def test_no_covered_character_but_a_mark_joins_the_one_before() -> None:
+    """So that the normal form of a text's characters beyond ASCII is that of the text."""
+    decompositions = [unicodedata.normalize("NFD", chr(c)) for c in range(0x110000)]
+    joining = {character for decomposed in decompositions for character in decomposed[1:]}
+    assert all(map(unicodedata.combining, joining.intersection(COVERED_CHARACTERS)))
 
 
 @pytest.mark.parametrize("expression", sorted(WORDS))

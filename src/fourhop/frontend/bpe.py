@@ -77,6 +77,7 @@ NUM_AT_ONCE = 500
 """Merges that are checked between two looks at what else is to be done."""
 
 _WHITESPACE = re.compile(r"\s+")
+_ASCII = bytes(range(0x80))
 _UNCOVERED = re.compile(f"[^{COVERED}]")
 _COVERED_BYTES = frozenset(range(0xF1)) - {0xC0, 0xC1}
 """All that occur in the UTF-8 of covered characters."""
@@ -102,7 +103,12 @@ class FastBPE:
             return False
         if text.isascii():
             return True
-        return _UNCOVERED.search(text) is None and (not self._nfc or unicodedata.is_normalized("NFC", text))
+        beyond = text.encode("utf-8", "surrogatepass").translate(None, _ASCII).decode("utf-8", "surrogatepass")
+        if _UNCOVERED.search(beyond) is not None:
+            return False
+        # Of the covered characters only combining marks change with what stands before them.
+        whole = text if any(map(unicodedata.combining, beyond)) else beyond
+        return not self._nfc or unicodedata.is_normalized("NFC", whole)
 
 
 def prove(native: NativeTokenizer, stopped: Callable[[], bool] = lambda: False) -> FastBPE | None:

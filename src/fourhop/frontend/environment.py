@@ -27,7 +27,7 @@ class Refusal(jinja2.TemplateError):
 
 def environment(clock: Clock) -> ImmutableSandboxedEnvironment:
     """A fresh environment; `clock` gives the local time to `strftime_now`."""
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    env = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     env.filters["tojson"] = _to_json
     env.globals["raise_exception"] = _raise_exception
     env.globals["strftime_now"] = lambda format: clock().strftime(format)
@@ -48,6 +48,19 @@ def _to_json(
 
 def _raise_exception(message: str) -> NoReturn:
     raise Refusal(message)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox with a short way to the keys of plain dicts, of which a conversation is made."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As jinja2 has it: an attribute if there is one, else the item. A plain dict has only its class's own."""
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+_DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
 class _Generation(Extension):

@@ -107,11 +107,12 @@ class Segments:
             ids.extend(self._edges.after)
         return ids
 
-    def _piece(self, piece: str) -> array[int]:
-        ids = self._cache.get(piece)
-        if ids is None:
-            ids = array("I", self._encode_piece(piece))
-            self._cache.put(piece, ids)
+    def _piece(self, piece: str) -> Sequence[int]:
+        known = self._cache.get(piece)
+        if known is not None:
+            return known
+        ids = self._encode_piece(piece)
+        self._cache.put(piece, array("I", ids))
         return ids
 
 

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as NativeTokenizer
 
 from fourhop.frontend.bpe import FastBPE, byte_symbols, prove
 from fourhop.frontend.files import read_json, whole_number
+from fourhop.frontend.memory import give_back
 from fourhop.frontend.segments import Segments
 from fourhop.wire.errors import StartError
 
@@ -57,6 +58,7 @@ class Tokenizer:
         vocab_size = whole_number(read_json(folder / "config.json"), "vocab_size")
         if vocab_size is None:
             raise StartError(f"{folder.name}/config.json has no vocab_size")
+        give_back()
         return cls(native, vocab_size=vocab_size, special_tokens=special_tokens)
 
     def quicken(self, stopped: Callable[[], bool] = lambda: False) -> bool:
@@ -66,6 +68,7 @@ class Tokenizer:
         soon as `stopped` says so.
         """
         self._fast = prove(self._native, stopped) if self._segments is not None else None
+        give_back()
         return self._fast is not None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
