@@ -3,18 +3,21 @@
     python benchmarks/handover.py
 
 Two processes: this one pulls, a child produces. A round times each row once, one after the other, and the table shows
-medians over the rounds. The last line is JSON. Rates over loopback are compared with a bare socket between the same two
-processes. "scattered" means that no two blocks are neighbours on either side. "overlap" is what is left of a pull that
-goes along with a prefill: the producer publishes CHUNK_BLOCKS blocks every PACE_S seconds, and the time runs from the
-moment of the last ones.
+medians over the rounds. The last line is JSON. `tcp` is compared with a bare socket between the same two processes,
+`nixl` with one NIXL read of as many bytes, both in the same rounds. `store` reads from a folder what was saved there.
+"scattered" means that no two blocks are neighbours on either side. "overlap" is what is left of a pull that goes along
+with a prefill: the producer publishes CHUNK_BLOCKS blocks every PACE_S seconds, and the time runs from the moment of
+the last ones.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import select
 import socket
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -22,14 +25,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from fourhop.kv.config import KVTransferConfig
-from fourhop.kv.connector import Connector, Progress, Pulled
+from fourhop.kv.config import ConnectorOptions, KVTransferConfig
+from fourhop.kv.connector import Connector, Progress, Pulled, Released
 from fourhop.kv.connectors import open_connector
 from fourhop.kv.layout import BlockLayout, KVPool, runs
+from fourhop.kv.nixl import load_nixl
 from fourhop.wire.ticket import KVTicket
 
 NUM_TOKENS = 2000
@@ -40,7 +45,8 @@ NUM_BLOCKS = LAYOUT.blocks_for(NUM_TOKENS)
 NUM_BYTES = NUM_BLOCKS * LAYOUT.num_planes * LAYOUT.block_bytes
 CONTIGUOUS = list(range(NUM_BLOCKS))
 SCATTERED = list(range(0, 2 * NUM_BLOCKS, 2))
-CONNECTORS = ("shm", "tcp")
+CONNECTORS = ("shm", "tcp", "nixl", "store")
+OVERLAPPING = ("shm", "tcp", "nixl")
 CHUNK_BLOCKS = 16
 PACE_S = 0.03
 """As a prefill of 8,500 tokens a second: many times what one core does."""
@@ -51,30 +57,31 @@ WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class Offer:
-    """What the producing process hands to this one: tickets by connector and block list, and a bare socket's port."""
+    """What the producing process hands to this one: tickets by connector and block list, and the yardsticks' ports."""
 
     contiguous: dict[str, list[KVTicket]]
     scattered: dict[str, list[KVTicket]]
     early: dict[str, list[KVTicket]]
     raw_port: int
+    raw_nixl_port: int
 
 
 class Consumer:
     """An engine's side of a connector: pulls, waits for the event, and says how long it took."""
 
-    def __init__(self, name: str, pool: KVPool) -> None:
+    def __init__(self, name: str, pool: KVPool, url: str) -> None:
         self._arrived = threading.Semaphore(0)
-        self.connector = open_connector(KVTransferConfig(name), pool, "consumer", self._arrived.release)
+        self.connector = open_connector(config_of(name, url), pool, "consumer", self._arrived.release)
 
     def time_pull(self, ticket: KVTicket, block_ids: list[int]) -> float:
         """Milliseconds from `pull` until the engine has the event."""
         started_s = time.perf_counter()
-        self.connector.pull(ticket, block_ids, [])
+        self.connector.pull(ticket, block_ids, names_of(block_ids))
         return (self._wait(ticket) - started_s) * 1e3
 
     def time_overlap(self, ticket: KVTicket, block_ids: list[int], producer: Connection) -> float:
         """Milliseconds from the moment when the producer has the last blocks until the engine has the event."""
-        self.connector.pull(ticket, block_ids, [])
+        self.connector.pull(ticket, block_ids, names_of(block_ids))
         producer.send(ticket)
         pulled_s = self._wait(ticket)
         complete_s: float = producer.recv()
@@ -92,27 +99,30 @@ class Consumer:
 def measure_connectors() -> dict[str, float]:
     """Median milliseconds of a copy, a bare socket, and a pull over each connector."""
     ours, theirs = multiprocessing.Pipe()
-    child = multiprocessing.get_context("spawn").Process(target=produce, args=(theirs,))
-    child.start()
-    try:
-        offer: Offer = ours.recv()
-        times = run_rounds(offer, ours)
-    finally:
-        ours.send(None)
-        child.join()
+    with tempfile.TemporaryDirectory() as url:
+        child = multiprocessing.get_context("spawn").Process(target=produce, args=(theirs, url))
+        child.start()
+        theirs.close()  # so that a child that dies is noticed
+        try:
+            offer: Offer = ours.recv()
+            times = run_rounds(offer, ours, url)
+        finally:
+            ours.send(None)
+            child.join()
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def run_rounds(offer: Offer, producer: Connection) -> dict[str, list[float]]:
+def run_rounds(offer: Offer, producer: Connection, url: str) -> dict[str, list[float]]:
     source, pool = KVPool(LAYOUT), KVPool(LAYOUT)
-    consumers = {name: Consumer(name, pool) for name in CONNECTORS}
+    consumers = {name: Consumer(name, pool, url) for name in CONNECTORS}
     buffer = np.zeros(NUM_BYTES, np.uint8)
     times: dict[str, list[float]] = {}
 
     def note(row: str, elapsed_ms: float) -> None:
         times.setdefault(row, []).append(elapsed_ms)
 
-    with socket.create_connection(("127.0.0.1", offer.raw_port)) as raw:
+    raw_nixl = RawNixl(offer.raw_nixl_port, KVPool(LAYOUT))
+    with socket.create_connection(("127.0.0.1", offer.raw_port)) as raw, closing(raw_nixl):
         for number in range(NUM_ROUNDS + 1):
             for suffix, tickets, block_ids in (
                 ("", offer.contiguous, CONTIGUOUS),
@@ -122,10 +132,12 @@ def run_rounds(offer: Offer, producer: Connection) -> dict[str, list[float]]:
                 for name, consumer in consumers.items():
                     note(f"{name}{suffix}_ms", consumer.time_pull(tickets[name][number], block_ids))
                     assert (pool.planes[:, block_ids] == 7).all()
-            for name, consumer in consumers.items():
-                note(f"{name}_overlap_ms", consumer.time_overlap(offer.early[name][number], CONTIGUOUS, producer))
+            for name in OVERLAPPING:
+                ticket = offer.early[name][number]
+                note(f"{name}_overlap_ms", consumers[name].time_overlap(ticket, CONTIGUOUS, producer))
                 assert (pool.planes[:, CONTIGUOUS] == 7).all()
             note("raw_ms", time_ms(partial(receive_raw, raw, buffer.data)))
+            note("raw_nixl_ms", time_ms(raw_nixl.read))
     for consumer in consumers.values():
         consumer.connector.close()
     first_shm_ms = times["shm_ms"][0]
@@ -150,19 +162,76 @@ def receive_raw(raw: socket.socket, buffer: memoryview) -> None:
         buffer = buffer[raw.recv_into(buffer) :]
 
 
-def produce(pipe: Connection) -> None:
-    """The child: holds blocks for every pull of the run, and serves the bare socket."""
+class RawNixl:
+    """The yardstick for `nixl`: one read of all bytes between pools of two agents that do nothing else."""
+
+    def __init__(self, port: int, pool: KVPool) -> None:
+        self._pool = pool
+        self._sock = socket.create_connection(("127.0.0.1", port))
+        self._agent = open_agent("raw consumer", pool)
+        metadata, address = msgspec.msgpack.decode(self._sock.recv(2**16), type=tuple[bytes, int])
+        self._sock.sendall(b"x")
+        self._peer = self._agent.add_remote_agent(metadata).decode()
+        self._ours = self._agent.get_xfer_descs([(pool.planes.ctypes.data, NUM_BYTES, 0)], "DRAM")
+        self._theirs = self._agent.get_xfer_descs([(address, NUM_BYTES, 0)], "DRAM")
+
+    def read(self) -> None:
+        handle = self._agent.initialize_xfer("READ", self._ours, self._theirs, self._peer)
+        state = self._agent.transfer(handle)
+        while state == "PROC":
+            time.sleep(0.0005)
+            state = self._agent.check_xfer_state(handle)
+        handle.release()
+        assert state == "DONE", state
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def open_agent(name: str, pool: KVPool) -> Any:
+    api = load_nixl().api
+    agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+    agent.register_memory([(pool.planes.ctypes.data, pool.planes.nbytes, 0, "")], "DRAM")
+    return agent
+
+
+def serve_raw_nixl(listener: socket.socket) -> None:
+    """Let UCX work for as long as the consumer is there, but only once it has asked for that."""
+    pool = KVPool(LAYOUT)
+    agent = open_agent("raw producer", pool)
+    connection, _ = listener.accept()
+    with connection:
+        connection.sendall(msgspec.msgpack.encode((agent.get_agent_metadata(), pool.planes.ctypes.data)))
+        connection.recv(1)
+        while not select.select([connection], [], [], 0.001)[0]:
+            agent.get_new_notifs()
+
+
+def config_of(name: str, url: str) -> KVTransferConfig:
+    return KVTransferConfig(name, kv_connector_extra_config=ConnectorOptions(url=url))
+
+
+def produce(pipe: Connection, url: str) -> None:
+    """The child: holds blocks for every pull of the run, and serves the yardsticks."""
     pool = KVPool(LAYOUT)
     pool.planes[:] = 7
-    connectors = {name: open_connector(KVTransferConfig(name), pool, "producer", lambda: None) for name in CONNECTORS}
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        threading.Thread(target=serve_raw, args=(listener,), daemon=True).start()
+    connectors = {name: open_connector(config_of(name, url), pool, "producer", lambda: None) for name in CONNECTORS}
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as raw,
+        closing(socket.create_server(("127.0.0.1", 0))) as nixl,
+    ):
+        threading.Thread(target=serve_raw, args=(raw,), daemon=True).start()
+        threading.Thread(target=serve_raw_nixl, args=(nixl,), daemon=True).start()
+        contiguous = {name: publish(each, CONTIGUOUS, "contiguous") for name, each in connectors.items()}
+        scattered = {name: publish(each, SCATTERED, "scattered") for name, each in connectors.items()}
+        wait_until_saved(connectors["store"], 2 * (NUM_ROUNDS + 1))
         pipe.send(
             Offer(
-                contiguous={name: publish(each, CONTIGUOUS, "contiguous") for name, each in connectors.items()},
-                scattered={name: publish(each, SCATTERED, "scattered") for name, each in connectors.items()},
-                early={name: publish(each, CONTIGUOUS, "early", num_ready=0) for name, each in connectors.items()},
-                raw_port=listener.getsockname()[1],
+                contiguous=contiguous,
+                scattered=scattered,
+                early={name: publish(connectors[name], CONTIGUOUS, "early", num_ready=0) for name in OVERLAPPING},
+                raw_port=raw.getsockname()[1],
+                raw_nixl_port=nixl.getsockname()[1],
             )
         )
         while (ticket := pipe.recv()) is not None:
@@ -184,7 +253,18 @@ def compute(ticket: KVTicket, connector: Connector) -> float:
 
 
 def progress_of(block_ids: list[int], num_ready: int) -> Progress:
-    return Progress(block_ids[:num_ready], [], b"" if num_ready == NUM_BLOCKS else None)
+    return Progress(block_ids[:num_ready], names_of(block_ids[:num_ready]), b"" if num_ready == NUM_BLOCKS else None)
+
+
+def names_of(block_ids: list[int]) -> list[bytes]:
+    return [f"block {block_id}".encode() for block_id in block_ids]
+
+
+def wait_until_saved(store: Connector, num_tickets: int) -> None:
+    """Until the store has everything that was published."""
+    while num_tickets:
+        num_tickets -= sum(isinstance(event, Released) for event in store.poll())
+        time.sleep(0.01)
 
 
 def publish(connector: Connector, block_ids: list[int], kind: str, num_ready: int = NUM_BLOCKS) -> list[KVTicket]:
@@ -228,6 +308,7 @@ def report(times: dict[str, float]) -> None:
         "shm_limit_ms": 1.3 * times["copy_ms"] + 3.0,
         "shm_over_copy": times["shm_ms"] / times["copy_ms"],
         "tcp_over_raw": times["raw_ms"] / times["tcp_ms"],
+        "nixl_over_raw": times["raw_nixl_ms"] / times["nixl_ms"],
     }
     print()
     print(json.dumps({key: round(value, 3) for key, value in {**times, **ratios}.items()}))
