@@ -103,6 +103,7 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
         assert said in elements.text
 
 
+@pytest.mark.slow
 def test_the_figure_is_drawn_and_goes_into_the_page() -> None:
     pytest.importorskip("matplotlib")
     figure = plot.draw(report())
