@@ -12,6 +12,9 @@ Life of a hand-over, by side:
 A ticket may be published whole, in one call. The engine owns the blocks on both sides. The producer must not reuse
 blocks between `publish` and either the `Released` event or the return of `release`; the consumer must not reuse
 `block_ids` before `Pulled` or `PullFailed`.
+
+A connector that keeps blocks by content may have one method more, `find(fingerprint, names)`: how many leading blocks
+of a model it has. It reads from disk or network, so it is not for the engine's thread.
 """
 
 from __future__ import annotations
@@ -57,7 +60,10 @@ class PullFailed:
 
 @dataclass(frozen=True)
 class Released:
-    """Producer: the consumer has pulled this ticket, or gave it up, or is gone; its blocks are the engine's again."""
+    """Producer: the consumer has pulled this ticket, or gave it up, or is gone; its blocks are the engine's again.
+
+    A store, which has copies, says so as soon as it has them all; the ticket can be pulled after that.
+    """
 
     ticket_id: str
 
