@@ -211,6 +211,8 @@ FAMILIES = {
     "llama3_json-tag": Family("llama4_json", marked_llama, is_bare=True),
     "phi4_mini_json": Family("phi4_mini_json", bare_list("functools"), is_bare=True),
     "xlam": Family("xlam", bare_list(), is_bare=True),
+    "xlam-tag": Family("xlam", bare_list("<tool_call>"), is_bare=True),
+    "granite-tag": Family("granite", bare_list("<tool_call>"), is_bare=True),
     "xlam-fence": Family("xlam", bare_list("```json\n"), is_bare=True),
     "mistral": Family("mistral", mistral),
     "mistral-bare": Family("mistral", mistral_bare),

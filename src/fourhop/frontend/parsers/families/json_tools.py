@@ -55,9 +55,10 @@ INTERNLM = ToolFamily(
 )
 
 LLAMA3 = bare(JsonCalls(CALL_OF_PARAMETERS), ("<|python_tag|>",))
-GRANITE = bare(JsonCalls(CALL), ("<|tool_call|>", "<tool_call>"))
+# What may be spelled is a prefix, not a marker: an argument may hold it.
+GRANITE = bare(JsonCalls(CALL, prefixes=("<tool_call>",)), ("<|tool_call|>",))
 PHI4_MINI = bare(JsonCalls(CALL, prefixes=("functools",)), ("<|tool_call|>",), ("<|/tool_call|>",))
-XLAM = bare(JsonCalls(CALL, prefixes=("```json", "```")), ("[TOOL_CALLS]", "<tool_call>"), ("</tool_call>",))
+XLAM = bare(JsonCalls(CALL, prefixes=("```json", "```", "[TOOL_CALLS]", "<tool_call>")))
 PYTHONIC = bare(PythonCalls())
 LLAMA4_PYTHONIC = bare(PythonCalls(), ("<|python_start|>",), ("<|python_end|>",))
 
