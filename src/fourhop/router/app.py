@@ -252,9 +252,9 @@ def create(config: RouterConfig, server: ServerConfig) -> Starlette:
     )
 
 
-def router_routes(router: Router) -> list[Route]:
+def router_routes(router: Router, models: Sequence[str] = ()) -> list[Route]:
     """What a router does for others: tokens, and the moving of requests. Its health is the process's affair."""
-    return [*token_routes(router, abort=router.abort), *migration_routes(router.migration)]
+    return [*token_routes(router, abort=router.abort, models=models), *migration_routes(router.migration)]
 
 
 def health_route(router: Router) -> Route:
