@@ -16,7 +16,7 @@ from engine.test_engine import CONNECTORS, EARLY, HOLD, answer, make_request, se
 from fakes.engines import toy_engine, toy_pair
 from fourhop.engine.app import create
 from fourhop.engine.config import EngineConfig
-from fourhop.engine.sampler import Sampled
+from fourhop.engine.sampled import Sampled
 from fourhop.engine.scheduler import Work
 from fourhop.engine.toy import ToyRunner, toy_output
 from fourhop.kv.config import KVTransferConfig

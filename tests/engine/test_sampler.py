@@ -13,7 +13,8 @@ import torch
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
-from fourhop.engine.sampler import LOGPROB_OF_NEVER, Sampled, SampleRow, sample, uniform
+from fourhop.engine.sampled import Sampled
+from fourhop.engine.sampler import LOGPROB_OF_NEVER, SampleRow, sample, uniform
 from fourhop.wire.generate import SamplingParams
 from fourhop.wire.logprobs import TokenLogprob, TopLogprob
 

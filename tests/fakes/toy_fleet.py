@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from fakes.engines import toy_engine
 from fourhop.engine.app import create
 from fourhop.engine.config import EngineConfig
-from fourhop.engine.sampler import Sampled
+from fourhop.engine.sampled import Sampled
 from fourhop.engine.scheduler import Work
 from fourhop.engine.server import Engine
 from fourhop.engine.toy import ToyRunner

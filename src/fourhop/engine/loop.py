@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from fourhop.engine.jobs import Job, Jobs, Update
-from fourhop.engine.sampler import Sampled
+from fourhop.engine.sampled import Sampled
 from fourhop.engine.scheduler import Scheduler, Work
 from fourhop.engine.sequence import Finish, Phase, Sequence, finish_of
 from fourhop.engine.transfers import MIGRATED, Transfers

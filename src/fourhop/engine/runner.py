@@ -9,7 +9,8 @@ from transformers import AttentionInterface
 from fourhop.engine.attention import ATTENTION, PagedKV, paged_attention
 from fourhop.engine.batch import build_batch
 from fourhop.engine.model import LoadedModel
-from fourhop.engine.sampler import Sampled, SampleRow, sample
+from fourhop.engine.sampled import Sampled
+from fourhop.engine.sampler import SampleRow, sample
 from fourhop.engine.scheduler import Work
 from fourhop.kv.layout import KVPool
 

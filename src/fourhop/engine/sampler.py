@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fourhop.engine.sampled import Sampled
 from fourhop.wire.generate import SamplingParams
 from fourhop.wire.logprobs import TokenLogprob, TopLogprob
 
@@ -54,12 +55,6 @@ class SampleRow:
     output_token_ids: Sequence[int]
     eos_token_ids: frozenset[int]
     allowed: npt.NDArray[np.bool_] | None = None
-
-
-@dataclass(frozen=True)
-class Sampled:
-    token_id: int
-    logprob: TokenLogprob | None = None
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled | None]:

@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 
 from fourhop.engine.batch import Run, build_batch
-from fourhop.engine.sampler import Sampled
+from fourhop.engine.sampled import Sampled
 from fourhop.engine.scheduler import Work
 from fourhop.kv.layout import BlockLayout, KVPool
 

@@ -11,7 +11,7 @@ import msgspec
 from fourhop.engine.jobs import Job, Jobs, Update
 from fourhop.engine.ledger import HoldLedger
 from fourhop.engine.pulls import PullBook
-from fourhop.engine.sampler import Sampled
+from fourhop.engine.sampled import Sampled
 from fourhop.engine.scheduler import Load, Scheduler, Work
 from fourhop.engine.sequence import Finish, Phase, Sequence, finish_of
 from fourhop.kv.connector import Connector, Pulled, PullFailed, Released, Renewed
