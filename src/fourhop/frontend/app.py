@@ -24,6 +24,7 @@ from fourhop.frontend.config import FrontendConfig
 from fourhop.frontend.dialects import dialect_routes
 from fourhop.frontend.load import load_renderer
 from fourhop.frontend.metrics import FrontendMetrics
+from fourhop.frontend.openapi import openapi_route
 from fourhop.frontend.pipeline import Pipeline, new_id, respond
 from fourhop.frontend.render import COMPLETION_ID
 from fourhop.frontend.text_routes import text_routes
@@ -77,6 +78,7 @@ def create(
         Route("/health", _health_route(health)),
         *dialect_routes(pipeline),
         *text_routes(pipeline),
+        openapi_route(),
     ]
     return create_app(routes=[*own, *routes], config=server_config, registry=registry, resources=everything)
 

@@ -19,6 +19,12 @@ from fourhop.wire.openai_chat import ChatCompletionChunk, ChatCompletionRequest
 from fourhop.wire.openai_completion import CompletionChunk, CompletionRequest
 
 NULL = msgspec.Raw(b"null")
+
+
+def _null() -> msgspec.Raw:
+    return NULL
+
+
 MAX_STATE_BYTES = 2048
 """A stream state as JSON is never longer than this, whatever the output's length."""
 
@@ -46,9 +52,9 @@ class ChatDerenderRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     generate_response: GenerateResponse | None = None
     generate_chunk: GenerateChunk | None = None
-    stream_state: msgspec.Raw = NULL
+    stream_state: msgspec.Raw = msgspec.field(default_factory=_null)
     prompt_tokens: int | None = None
-    prompt_token_ids: msgspec.Raw = NULL
+    prompt_token_ids: msgspec.Raw = msgspec.field(default_factory=_null)
     chat_request: ChatCompletionRequest | None = None
 
 
@@ -64,9 +70,9 @@ class ChatDerenderStream(msgspec.Struct, frozen=True, kw_only=True):
 
     generate_chunks: list[GenerateChunk]
     model: str | None = None
-    stream_state: msgspec.Raw = NULL
+    stream_state: msgspec.Raw = msgspec.field(default_factory=_null)
     prompt_tokens: int | None = None
-    prompt_token_ids: msgspec.Raw = NULL
+    prompt_token_ids: msgspec.Raw = msgspec.field(default_factory=_null)
     chat_request: ChatCompletionRequest | None = None
 
 
@@ -112,9 +118,9 @@ class CompletionDerenderRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     generate_responses: list[GenerateResponse] | None = None
     generate_chunk: GenerateChunk | None = None
-    stream_state: msgspec.Raw = NULL
+    stream_state: msgspec.Raw = msgspec.field(default_factory=_null)
     prompt_tokens: int | list[int] | None = None
-    prompt_token_ids: msgspec.Raw = NULL
+    prompt_token_ids: msgspec.Raw = msgspec.field(default_factory=_null)
     completion_request: CompletionRequest | None = None
 
 
