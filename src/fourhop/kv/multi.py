@@ -71,6 +71,7 @@ class MultiConnector:
         self._standing: dict[str, set[int]] = {}  # which members still need a ticket's blocks
         self._under_way: dict[tuple[int, str], deque[Attempt | None]] = {}  # None for what was declined
         self._members: list[Connector] = []
+        self._closed = False
         try:
             for number, opener in enumerate(openers):
                 self._members.append(opener(partial(self._take, number)))
@@ -116,6 +117,7 @@ class MultiConnector:
         return self._outbox.take()
 
     def close(self) -> None:
+        self._closed = True
         for member in self._members:
             member.close()
 
@@ -188,7 +190,7 @@ class MultiConnector:
             return
         message = f"{self._members[number].name}: {event.message}"
         attempt.failures.append(PullFailed(event.ticket_id, event.cause, message))
-        if event.cause not in FINAL and attempt.routes:
+        if event.cause not in FINAL and attempt.routes and not self._closed:
             self._try(attempt)
             return
         self._outbox.put(verdict(attempt.failures))
