@@ -78,16 +78,16 @@ async def run_compare(model: str | None, config: CompareConfig) -> int:
 async def compare(lab: Lab, config: CompareConfig, setups: Sequence[Setup], model: str) -> AsyncIterator[Measured]:
     """All runs, set-ups taking turns; ends early after Ctrl-C."""
     rates = config.resolve().rates
-    for number_, setup in alternate(setups, config.rounds):
+    for turn, setup in alternate(setups, config.rounds):
         plans = [
             dataclasses.replace(
-                plan_run(config, model, rate, number_), title=f"{rate:g} req/s, round {number_ + 1}/{config.rounds}"
+                plan_run(config, model, rate, turn), title=f"{rate:g} req/s, round {turn + 1}/{config.rounds}"
             )
             for rate in rates
         ]
         place = 0
         async for result in lab.measure(setup, plans):
-            yield Measured(setup, rates[place], number_, result)
+            yield Measured(setup, rates[place], turn, result)
             place += 1
             if result.is_cut:
                 return

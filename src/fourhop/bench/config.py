@@ -143,7 +143,8 @@ class DatasetConfig:
         prefix_repetition_suffix_len: Tokens after it.
         prefix_repetition_num_prefixes: Different prefixes.
         prefix_repetition_output_len: Tokens in an answer.
-        num_turns: Turns in a conversation of `multi_turn`; most turns taken of one of `sharegpt`.
+        num_turns: Turns in a conversation of `multi_turn`, 5 unless given; most turns taken of one of `sharegpt`, 1
+            unless given.
         turn_input_len: New tokens in each later turn of `multi_turn`.
         think_time_s: Between an answer and the conversation's next turn.
         sharegpt_output_len: Tokens in an answer. Default: as many as the file's own.

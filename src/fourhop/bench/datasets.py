@@ -9,6 +9,9 @@ from random import Random
 from fourhop.bench.config import DatasetConfig
 from fourhop.bench.workload import Job, Turn, Vocabulary, draw_ids
 
+NUM_TURNS = 5
+"""Of a conversation that is drawn, unless another number is given."""
+
 
 def random_jobs(config: DatasetConfig, vocabulary: Vocabulary, seed: int) -> Iterator[Job]:
     """Prompts of exact lengths, without end: a common prefix if there is one, then tokens of their own."""
@@ -38,7 +41,7 @@ def multi_turn_jobs(config: DatasetConfig, vocabulary: Vocabulary, seed: int) ->
     place = 0
     while True:
         num_first, num_output = _lengths(config, seed, place)
-        lengths = [num_first] + [config.turn_input_len] * ((config.num_turns or 5) - 1)
+        lengths = [num_first] + [config.turn_input_len] * ((config.num_turns or NUM_TURNS) - 1)
         yield Job(
             tuple(
                 Turn(draw_ids(vocabulary, f"{seed}/turn/{place}/{number}", length), num_output)

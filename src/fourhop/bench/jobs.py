@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fourhop.bench.arrivals import schedule
 from fourhop.bench.config import DatasetConfig, LoadConfig
-from fourhop.bench.datasets import multi_turn_jobs, prefix_repetition_jobs, random_jobs
+from fourhop.bench.datasets import NUM_TURNS, multi_turn_jobs, prefix_repetition_jobs, random_jobs
 from fourhop.bench.traces import Row, parse_azure, parse_mooncake, sharegpt_jobs, trace_jobs
 from fourhop.bench.workload import Job, Vocabulary
 from fourhop.wire.errors import StartError
@@ -31,6 +31,13 @@ class Workload:
         self.num = load.num_prompts
         if config.dataset_path is not None:
             self._take(_read(config.dataset_path), config.dataset_path)
+
+    @property
+    def num_requests(self) -> int:
+        """Turns of all jobs."""
+        if self._config.dataset_name == "multi_turn":
+            return self.num * (self._config.num_turns or NUM_TURNS)
+        return sum(len(job.turns) for job in self._conversations) or self.num
 
     def jobs(self) -> Iterator[Job]:
         name, seed = self._config.dataset_name, self._load.seed

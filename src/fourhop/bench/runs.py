@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import secrets
 import signal
 import sys
@@ -69,7 +70,7 @@ class Bench:
         await self._warm_up(plan, workload)
         before = await self._counts(plan)
         date = datetime.now().astimezone()
-        run = await self._drive(plan, workload.scheduled(), workload.num, title=plan.title)
+        run = await self._drive(plan, workload.scheduled(), workload.num_requests, title=plan.title)
         after = await self._counts(plan)
         hit_rate = None if before is None or after is None else after.since(before).rate
         summary = summarize(
@@ -212,7 +213,8 @@ def _warnings(plan: Plan, workload: Workload, summary: Summary, hit_rate: float 
         yield text
     if workload.num < plan.load.num_prompts:
         yield f"the dataset has {workload.num} prompts, not {plan.load.num_prompts}: none is sent twice"
-    if summary.lag.worst is not None and summary.lag.worst > LATE_S:
+    is_paced = plan.load.request_rate < math.inf or plan.load.ramp_up_strategy is not None
+    if is_paced and summary.lag.worst is not None and summary.lag.worst > LATE_S:
         yield f"the client was up to {summary.lag.worst * 1000:.0f} ms late with a request: it needs a core of its own"
     if summary.num_mismatched:
         yield f"{summary.num_mismatched} answers have another number of token ids than their usage says; ids count"

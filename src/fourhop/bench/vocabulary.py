@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from fourhop import checkpoint
-from fourhop.wire.errors import StartError
 
 
 class TokenizerVocabulary:
@@ -26,9 +25,6 @@ class TokenizerVocabulary:
 
 
 def open_vocabulary(model: str) -> TokenizerVocabulary:
-    """The vocabulary of a model folder, or of a name that `fourhop` can find. Raises StartError."""
+    """The vocabulary of a model folder, or of a name that `fourhop` can find. Raises StartError if there is none."""
     file = checkpoint.find(model, weights=False).folder / "tokenizer.json"
-    try:
-        return TokenizerVocabulary(Tokenizer.from_file(str(file)))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise StartError(f"{file} is not a tokenizer: {error}") from None
+    return TokenizerVocabulary(Tokenizer.from_str(file.read_text(encoding="utf-8")))
