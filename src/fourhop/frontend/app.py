@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from threading import Thread
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
@@ -28,7 +27,7 @@ from fourhop.frontend.openapi import openapi_route
 from fourhop.frontend.pipeline import Pipeline, new_id, respond
 from fourhop.frontend.render import COMPLETION_ID
 from fourhop.frontend.text_routes import text_routes
-from fourhop.frontend.workers import RenderWorkers
+from fourhop.frontend.workers import RenderWorkers, beside
 from fourhop.service import ServerConfig, create_app, json_response, read_body
 from fourhop.tokens.server import TokenServer
 from fourhop.wire.openai_chat import ChatCompletionRequest
@@ -66,9 +65,9 @@ def create(
     @asynccontextmanager
     async def everything() -> AsyncIterator[None]:
         async with resources():
-            Thread(target=renderer.tokenizer.quicken, name="quicken", daemon=True).start()
             try:
-                yield
+                with beside(renderer.tokenizer.quicken):
+                    yield
             finally:
                 workers.close()
 
