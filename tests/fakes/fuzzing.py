@@ -16,14 +16,21 @@ ANYTHING = st.recursive(
 )
 
 FUNCTION = st.fixed_dictionaries(
-    {"name": TEXTS}, optional={"arguments": TEXTS, "parameters": ANYTHING, "description": TEXTS}
+    {"name": TEXTS},
+    optional={"arguments": st.sampled_from(['{"a": 1}', "{}", "", "{"]), "parameters": ANYTHING, "description": TEXTS},
+)
+PART = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "text", "text", "input_text", "image_url"]), "text": TEXTS}
 )
 MESSAGE = st.fixed_dictionaries(
     {
-        "role": st.sampled_from(["user", "system", "assistant", "tool", "developer", "other"]),
-        "content": st.one_of(
-            TEXTS, st.none(), st.lists(st.fixed_dictionaries({"type": TEXTS, "text": TEXTS}), max_size=2)
-        ),
+        "index": st.sampled_from([0, 0, 1, 300]),
+        "output_mode": st.sampled_from(["tokens", "tokens", "text"]),
+        "logprobs": st.sampled_from([None, None, True, 1]),
+        "prompt_tokens": st.sampled_from([None, 3, [3], -1]),
+        "created": st.just(1),
+        "role": st.sampled_from(["user", "user", "user", "system", "assistant", "tool", "developer", "other"]),
+        "content": st.one_of(TEXTS, TEXTS, st.none(), st.lists(PART, max_size=2)),
     },
     optional={
         "tool_calls": st.lists(st.fixed_dictionaries({"id": TEXTS, "function": FUNCTION}), max_size=2),
@@ -36,12 +43,17 @@ KNOWN: dict[str, Strategy] = {
     "model": st.sampled_from([None, "toy", "", "other"]),
     "messages": st.lists(MESSAGE, min_size=1, max_size=3),
     "tools": st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": FUNCTION}), max_size=2),
+    "index": st.sampled_from([0, 0, 1, 300]),
+    "output_mode": st.sampled_from(["tokens", "tokens", "text"]),
+    "logprobs": st.sampled_from([None, None, True, 1]),
+    "prompt_tokens": st.sampled_from([None, 3, [3], -1]),
+    "created": st.just(1),
     "role": st.sampled_from(["user", "assistant", "system"]),
     "token_ids": IDS,
     "prompt_token_ids": st.one_of(st.none(), IDS, st.lists(IDS, max_size=2)),
     "prompt": st.one_of(TEXTS, IDS, st.lists(TEXTS, max_size=3)),
     "input": st.one_of(TEXTS, st.lists(st.one_of(MESSAGE, ANYTHING), max_size=3)),
-    "max_tokens": st.sampled_from([1, 5, 20, 0, None, 5000]),
+    "max_tokens": st.sampled_from([1, 5, 20, 20, 20, 0, None, 5000]),
     "max_completion_tokens": st.sampled_from([1, 5, None]),
     "n": st.sampled_from([None, 1, 2, 0, 300]),
     "finish_reason": st.sampled_from([None, "stop", "length"]),
@@ -82,14 +94,17 @@ def _object(schema: dict[str, Any], components: dict[str, Any], depth: int) -> S
 @st.composite
 def _some_of(draw: st.DrawFn, required: dict[str, Strategy], optional: dict[str, Strategy]) -> dict[str, Any]:
     """The required fields and a few of the others; now and then one has a value of any type."""
-    names = draw(st.lists(st.sampled_from(sorted(optional)), max_size=4, unique=True)) if optional else []
+    names = draw(st.lists(st.sampled_from(sorted(optional)), max_size=3, unique=True)) if optional else []
     drawn = {name: draw(each) for name, each in {**required, **{name: optional[name] for name in names}}.items()}
-    if drawn and draw(st.integers(0, 9)) == 0:
+    if drawn and draw(st.integers(0, 19)) == 0:
         drawn[draw(st.sampled_from(sorted(drawn)))] = draw(ANYTHING)
     return drawn
 
 
 def _field(name: str, schema: dict[str, Any], components: dict[str, Any], depth: int) -> Strategy:
+    if not schema or set(schema) == {"default"}:
+        # A field of any type is mostly one that is known and refused.
+        return KNOWN.get(name, st.one_of(st.none(), st.none(), st.none(), ANYTHING))
     own = _value(schema, components, depth + 1)
     return st.one_of(KNOWN[name], KNOWN[name], own) if name in KNOWN else own
 
