@@ -16,7 +16,7 @@ from fakes.models import FAMILIES, write_tiny_checkpoint
 from fourhop.engine.config import EngineConfig
 from fourhop.engine.open import open_engine
 from fourhop.engine.server import Engine
-from fourhop.kv.config import KVTransferConfig
+from fourhop.kv.config import ConnectorOptions, KVTransferConfig
 from fourhop.tokens.server import collect
 from fourhop.wire.generate import GenerateRequest, SamplingParams
 
@@ -102,11 +102,13 @@ def test_greedy_is_transformers(checkpoints: Checkpoints, family: str, num_block
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-@pytest.mark.parametrize("connector", ["shm", "tcp"])
-def test_a_split_is_transformers(checkpoints: Checkpoints, family: str, connector: str) -> None:
+@pytest.mark.parametrize("connector", ["shm", "tcp", "nixl", "store", "multi"])
+def test_a_split_is_transformers(checkpoints: Checkpoints, family: str, connector: str, tmp_path: Path) -> None:
     folder = checkpoints(family)
     config = EngineConfig(block_size=BLOCK, num_blocks=256, num_threads=1)
-    transfer = KVTransferConfig(kv_connector=connector)
+    members = (KVTransferConfig("shm"), KVTransferConfig("tcp"))
+    options = ConnectorOptions(url=str(tmp_path), connectors=members)
+    transfer = KVTransferConfig(kv_connector=connector, kv_connector_extra_config=options)
 
     async def split(prefill: Engine, decode: Engine, prompt: list[int]) -> list[int]:
         request = make_request(prompt)
