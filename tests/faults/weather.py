@@ -14,6 +14,7 @@ TRUE_TIME_S = 1_800_000_000.0
 """Unix time when a run begins."""
 
 HANG_S = (0.1, 8.0)
+PAUSE_S = (0.5, 6.0)
 LATENCY_S = (0.00005, 0.0005)
 
 
@@ -100,7 +101,7 @@ class Storm:
     def step_s(self, machine: str) -> float:
         """How long the next step of an engine takes."""
         if self.happens("pause"):
-            pause_s = self.rng.uniform(0.5, 6.0)
+            pause_s = self.rng.uniform(*PAUSE_S)
             self.note(f"{machine} stands still for {pause_s:.1f} s")
             return pause_s
         return self.rng.uniform(0.0005, 0.003)

@@ -20,7 +20,7 @@ from faults.network import MACHINE, Network
 from faults.reply import Reply, Wrong, check_reply
 from faults.requests import Ask, draw_asks, draw_last_asks, right_answers
 from faults.virtual_loop import VirtualLoop
-from faults.weather import HANG_S, Storm
+from faults.weather import HANG_S, PAUSE_S, Storm
 from fourhop.engine.config import EngineConfig
 from fourhop.engine.toy import FIRST_TOKEN, NUM_TOKENS
 from fourhop.kv.config import ConnectorOptions, KVTransferConfig
@@ -123,7 +123,7 @@ class World:
             first_chunk_timeout_s=10.0,
             idle_timeout_s=5.0,
             probe_timeout_s=0.5,
-            probe_interval_s=0.5,
+            probe_interval_s=1.5,
             probe_backoff_s=1.0,
             dead_after_s=3.0,
             kv_recompute_threshold=self._rng.choice((4, 8, 64)),
@@ -249,6 +249,7 @@ class World:
     async def _recover(self) -> None:
         """The storm ends; all machines are up, with true clocks."""
         self._storm.end()
+        await asyncio.sleep(PAUSE_S[1])
         while self._chores:
             await asyncio.gather(*self._chores)
         for machine in self._machines.values():

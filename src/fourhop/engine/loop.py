@@ -143,6 +143,7 @@ class EngineLoop:
         step = self.scheduler.schedule()
         if self.transfers is not None:
             self.transfers.begin(step.loads)
+        self._open_tickets(step.work)
         self._mark_started(step.work)
         sampled = self._fail_tokenless(self._runner.run(step.work) if step.work else {})
         work = [item for item in step.work if item.sequence.phase is Phase.RUNNING]
@@ -176,8 +177,14 @@ class EngineLoop:
             return
         self.jobs.add(job)
         self.scheduler.add(sequence)
-        if job.early_ticket and self.transfers is not None:
-            self.jobs.deliver(job, Update(ticket=self.transfers.open(sequence)))
+
+    def _open_tickets(self, work: list[Work]) -> None:
+        """Give early tickets to sequences that have begun. One that waits here must not have a consumer wait for it:
+        the consumer's blocks could be what the sequences that are held here are waiting for."""
+        for sequence in [item.sequence for item in work if not item.sequence.held_as]:
+            job = self.jobs.of(sequence)
+            if job is not None and job.early_ticket and self.transfers is not None:
+                self.jobs.deliver(job, Update(ticket=self.transfers.open(sequence)))
 
     def _mark_started(self, work: list[Work]) -> None:
         for sequence in [item.sequence for item in work if not item.sequence.output_token_ids]:
