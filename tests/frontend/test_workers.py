@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from fourhop.frontend.metrics import FrontendMetrics
-from fourhop.frontend.workers import RenderWorkers
+from fourhop.frontend.workers import RenderWorkers, beside
 from fourhop.wire.errors import Unavailable, error_headers
 
 
@@ -47,7 +48,22 @@ def test_a_caller_that_left_no_longer_counts() -> None:
         waiting = asyncio.create_task(workers.run(int))
         await asyncio.sleep(0)
         release.set()
-        assert await asyncio.gather(working, waiting) == [True, 0]
+        assert list(await asyncio.gather(working, waiting)) == [True, 0]
 
     asyncio.run(main())
     workers.close()
+
+
+def test_what_runs_beside_is_stopped_and_waited_for() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(stopped: Callable[[], bool]) -> None:
+        begun.set()
+        while not stopped():
+            pass
+        ended.set()
+
+    with beside(work):
+        begun.wait()
+        assert not ended.is_set()
+    assert ended.is_set()
