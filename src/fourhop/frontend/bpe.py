@@ -70,6 +70,9 @@ COVERED = (
 )
 """Characters, as the inside of a regex class."""
 
+MARKS = "\u0300-\u036f\u0e38-\u0e3a\u302a-\u302f\u3099\u309a"
+"""Combining marks among them."""
+
 MAX_WHITESPACE = 250_000
 """Longest run of whitespace: `\\s+(?!\\S)` takes a stack entry for each of its characters; 1,000,000 are too many."""
 
@@ -79,6 +82,7 @@ NUM_AT_ONCE = 500
 _WHITESPACE = re.compile(r"\s+")
 _ASCII = bytes(range(0x80))
 _UNCOVERED = re.compile(f"[^{COVERED}]")
+_MARK = re.compile(f"[{MARKS}]")
 _COVERED_BYTES = frozenset(range(0xF1)) - {0xC0, 0xC1}
 """All that occur in the UTF-8 of covered characters."""
 
@@ -97,7 +101,10 @@ class FastBPE:
 
     def covers(self, text: str) -> bool:
         """Whether equality is proven for a text."""
-        if len(text) > MAX_WHITESPACE and max(map(len, _WHITESPACE.findall(text)), default=0) > MAX_WHITESPACE:
+        # Run by run, and each search below on its own, so that other threads get their turn in a long text.
+        if len(text) > MAX_WHITESPACE and any(
+            run.end() - run.start() > MAX_WHITESPACE for run in _WHITESPACE.finditer(text)
+        ):
             return False
         if any(character in text for character in self._missing):
             return False
@@ -106,9 +113,8 @@ class FastBPE:
         beyond = text.encode("utf-8", "surrogatepass").translate(None, _ASCII).decode("utf-8", "surrogatepass")
         if _UNCOVERED.search(beyond) is not None:
             return False
-        # Of the covered characters only combining marks change with what stands before them.
-        whole = text if any(map(unicodedata.combining, beyond)) else beyond
-        return not self._nfc or unicodedata.is_normalized("NFC", whole)
+        # Of the covered characters only marks join what stands before them, so without any the rest does not matter.
+        return not self._nfc or unicodedata.is_normalized("NFC", text if _MARK.search(beyond) else beyond)
 
 
 def prove(native: NativeTokenizer, stopped: Callable[[], bool] = lambda: False) -> FastBPE | None:
