@@ -16,6 +16,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import statistics
@@ -36,7 +37,7 @@ from fourhop.tokens.client import GENERATE_PATH
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, SamplingParams, StreamOptions, Usage
 from fourhop.wire.sse import DONE_EVENT, encode_event
 from fourhop.wire.ticket import FirstToken, KVTicket, hash_tokens
-from fourhop.wire.worker import WorkerInfo
+from fourhop.wire.worker import Leases, WorkerInfo
 
 NUM_PROMPT = 512
 NUM_OUTPUT = 16
@@ -44,6 +45,7 @@ CONCURRENCY = 32
 PROMPT = list(range(1000, 1000 + NUM_PROMPT))
 READY_S = 30.0
 END = b"0\r\n\r\n"
+TOKENS = re.compile(rb'"token_ids":\[([0-9,]+)\]')
 
 
 # The mock engines: HTTP by hand, answers prepared, so that they cost next to nothing.
@@ -55,8 +57,12 @@ def http(body: bytes, content_type: str = "application/json") -> bytes:
 
 
 def stream(tokens: list[int], ticket: KVTicket | None, moments: dict[str, float]) -> bytes:
-    """A whole streamed answer, an event for each token."""
+    """A whole streamed answer: an early ticket if there is one, and an event for each token."""
+    early = [] if ticket is None else [msgspec.structs.replace(ticket, block_ids=[])]
     chunks = [
+        GenerateChunk(request_id="mock", choices=[], kv_transfer_params=msgspec.to_builtins(first)) for first in early
+    ]
+    chunks += [
         GenerateChunk(
             request_id="mock",
             choices=[ChunkChoice(token_ids=[token], finish_reason="length" if last else None)],
@@ -138,7 +144,7 @@ def run_engines(ready: multiprocessing.SimpleQueue[dict[str, int]], core: int) -
     os.sched_setaffinity(0, {core})
     generated = {
         "prefill": prefill_answer(),
-        "decode": stream(list(range(6, 5 + NUM_OUTPUT)), None, {"kv_requested": 0.0, "kv_ready": 0.0}),
+        "decode": stream(list(range(5, 5 + NUM_OUTPUT)), None, {"kv_requested": 0.0, "kv_ready": 0.0}),
         "whole": stream(list(range(5, 5 + NUM_OUTPUT)), None, {}),
     }
 
@@ -150,6 +156,7 @@ def run_engines(ready: multiprocessing.SimpleQueue[dict[str, int]], core: int) -
                 b"/inference/v1/abort_requests": http(b""),
                 b"/health": http(b"{}"),
                 b"/worker": http(worker_info(role)),
+                b"/kv/leases": http(msgspec.json.encode(Leases(engine_id=role, epoch="1", leases=[]))),
             }
             loop = asyncio.get_running_loop()
             server = await loop.create_server(lambda answers=answers: MockEngine(answers), "127.0.0.1", 0)  # type: ignore[misc]
@@ -182,7 +189,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         if self._received.endswith(END) and self.done is not None:
-            tokens = self._received.count(b'"token_ids":[')
+            tokens = sum(group.count(b",") + 1 for group in TOKENS.findall(self._received))
             if tokens != NUM_OUTPUT or b"data: [DONE]" not in self._received:
                 self.done.set_exception(RuntimeError(f"not a whole answer: {bytes(self._received[:600])!r}"))
             else:

@@ -336,6 +336,69 @@ def test_a_stock_vllm_is_well_and_says_nothing_of_itself() -> None:
     run(scenario())
 
 
+def token(token_id: int, finish: bytes = b"null", index: int = 0, logprobs: bytes = b"null") -> bytes:
+    return event(
+        b'{"choices":[{"index":%d,"token_ids":[%d],"finish_reason":%s,"logprobs":%s}]}'
+        % (index, token_id, finish, logprobs)
+    )
+
+
+def test_what_arrives_together_is_one_chunk() -> None:
+    async def scenario() -> None:
+        events = b"".join([token(7), token(8), token(9, b'"length"'), event(USAGE), DONE])
+        async with peer(plays(STREAM, chunked(events), END)) as (_, server):
+            chunks = await chunks_of(server, REQUEST)
+            assert [[choice.token_ids for choice in chunk.choices] for chunk in chunks] == [[[7, 8, 9]], []]
+            assert chunks[0].choices[0].finish_reason == "length"
+
+    run(scenario())
+
+
+def test_choices_tickets_and_logprobs_keep_their_places() -> None:
+    async def scenario() -> None:
+        one = b'{"content":[{"token_id":%d,"logprob":-1.0}]}'
+        events = [
+            event(b'{"choices":[],"kv_transfer_params":{"do_remote_prefill":true}}'),
+            token(1, logprobs=one % 1),
+            token(2, logprobs=one % 2),
+            token(3),
+            token(4, b'"length"'),
+            event(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":4,"total_tokens":5}}'),
+            DONE,
+        ]
+        async with peer(plays(STREAM, chunked(b"".join(events)), END)) as (_, server):
+            early, logged, plain, usage = await chunks_of(server, REQUEST)
+            assert early.kv_transfer_params == {"do_remote_prefill": True} and early.choices == []
+            assert logged.choices[0].logprobs is not None
+            assert [entry.token_id for entry in logged.choices[0].logprobs.content] == [1, 2]
+            assert plain.choices[0].token_ids == [3, 4]
+            assert usage.usage is not None
+
+    run(scenario())
+
+
+def test_choices_of_one_stream_are_not_joined() -> None:
+    async def scenario() -> None:
+        both = msgspec.structs.replace(REQUEST, sampling_params=SamplingParams(max_tokens=2, seed=1, n=2))
+        events = [token(1), token(2, index=1), token(3, b'"stop"', index=1), token(4, b'"stop"'), event(USAGE), DONE]
+        async with peer(plays(STREAM, chunked(b"".join(events)), END)) as (_, server):
+            chunks = await chunks_of(server, both)
+            assert (tokens_of(chunks), tokens_of(chunks, 1)) == ([1, 4], [2, 3])
+            assert [choice.index for chunk in chunks for choice in chunk.choices] == [0, 1, 0]
+
+    run(scenario())
+
+
+def test_tokens_that_arrive_with_an_error_come_before_it() -> None:
+    async def scenario() -> None:
+        events = token(7) + token(8) + event(b'{"error":{"message":"out of memory","code":500}}') + DONE
+        async with peer(plays(STREAM, chunked(events), END)) as (_, server):
+            tokens, error = await failure_of(server)
+            assert (tokens, error.status, error.message) == ([7, 8], 500, "out of memory")
+
+    run(scenario())
+
+
 def test_timeouts_are_bounded() -> None:
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="idle_s"):

@@ -117,18 +117,25 @@ async def _close(iterator: AsyncIterator[bytes]) -> None:
 
 
 async def _unless_gone(leaving: Awaitable[None], work: Awaitable[T]) -> T:
-    """Race the work against the end of the connection. Whichever way it ends, no task is left behind."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(leaving)
+    """Do the work in this task, and cancel it when the client goes away: then ClientDisconnect is raised."""
+    task, gone = asyncio.current_task(), asyncio.ensure_future(leaving)
+    assert task is not None
+    is_over = False
+
+    def cancel_work(_: asyncio.Future[None]) -> None:
+        if not is_over and not gone.cancelled():
+            task.cancel()
+
+    gone.add_done_callback(cancel_work)
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if gone.done() and not gone.cancelled() and task.uncancel() == 0:
+            raise ClientDisconnect from gone.exception()
+        raise
     finally:
-        task.cancel()
+        is_over = True  # before anything else can run: this task is never cancelled after its work
         gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def until_gone(receive: Receive) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import msgspec
@@ -51,15 +51,39 @@ class RemoteTokenServer:
                 raise PeerError(f"{self.url} answered with {answer.content_type or 'no type'}, not with a stream")
             decoder, missing = sse.SSEDecoder(), _Missing(request)
             while data := await answer.read():
-                for event in decoder.feed(data):
-                    if event == sse.DONE:
-                        missing.expect_nothing(self.url)
-                        await _read_end(answer)
-                        return
-                    chunk = self._chunk(event, request.request_id)
-                    missing.note(chunk)
-                    yield chunk
+                events = decoder.feed(data)
+                is_done = bool(events) and events[-1] == sse.DONE
+                for event in self._events(events[:-1] if is_done else events):
+                    missing.note(event)
+                    yield _chunk(event, request.request_id)
+                if is_done:
+                    missing.expect_nothing(self.url)
+                    await _read_end(answer)
+                    return
             raise PeerError(f"{self.url} ended the stream {'early' if decoder.close() else 'inside an event'}")
+
+    def _events(self, received: list[bytes]) -> Iterator[_Event]:
+        """What arrived together, joined where a reader cannot tell: the tokens of one choice, and then its finish.
+
+        A stream that bursts, or whose reader is slow, costs the less for it. Raises the error of an event after what
+        came before it.
+        """
+        held: _Event | None = None
+        for data in received:
+            try:
+                event = self._event(data)
+            except PeerError:
+                if held is not None:
+                    yield held
+                raise
+            if held is not None and _follows(held, event):
+                _join(held, event)
+                continue
+            if held is not None:
+                yield held
+            held = event
+        if held is not None:
+            yield held
 
     def _headers_of(self, request: GenerateRequest) -> dict[str, str]:
         """An id that is no header value travels in the body alone, where any text may stand."""
@@ -67,21 +91,53 @@ class RemoteTokenServer:
             return {**self._headers, "X-Request-Id": request.request_id}
         return self._headers
 
-    def _chunk(self, data: bytes, request_id: str) -> GenerateChunk:
+    def _event(self, data: bytes) -> _Event:
         try:
             event = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PeerError(f"{self.url} sent an event that is not a chunk: {error}") from None
         if event.error is not None:
             raise _refusal(event.error)
-        return GenerateChunk(
-            request_id=request_id,
-            choices=event.choices,
-            usage=event.usage,
-            prompt_token_ids=event.prompt_token_ids,
-            kv_transfer_params=event.kv_transfer_params,
-            moments=event.moments,
-        )
+        return event
+
+
+def _chunk(event: _Event, request_id: str) -> GenerateChunk:
+    return GenerateChunk(
+        request_id=request_id,
+        choices=event.choices,
+        usage=event.usage,
+        prompt_token_ids=event.prompt_token_ids,
+        kv_transfer_params=event.kv_transfer_params,
+        moments=event.moments,
+    )
+
+
+def _follows(held: _Event, event: _Event) -> bool:
+    """True if the two say of one choice, without loss, what one event could say."""
+    if len(held.choices) != 1 or len(event.choices) != 1:
+        return False
+    before, after = held.choices[0], event.choices[0]
+    return (
+        before.index == after.index
+        and before.finish_reason is None
+        and (before.logprobs is None) == (after.logprobs is None)
+        and held.usage is None
+        and event.usage is None
+        and held.kv_transfer_params is None
+        and event.prompt_token_ids is None
+    )
+
+
+def _join(held: _Event, event: _Event) -> None:
+    """Add what `event` says to `held`."""
+    before, after = held.choices[0], event.choices[0]
+    before.token_ids.extend(after.token_ids)  # its own list, just decoded
+    if before.logprobs is not None and after.logprobs is not None:
+        before.logprobs.content.extend(after.logprobs.content)
+    if after.finish_reason is not None:
+        held.choices = [msgspec.structs.replace(after, token_ids=before.token_ids, logprobs=before.logprobs)]
+    held.kv_transfer_params = event.kv_transfer_params
+    held.moments = event.moments or held.moments
 
 
 async def _read_end(answer: Answer) -> None:
@@ -121,11 +177,11 @@ class _Missing:
         self._choices = set(range(request.sampling_params.n))
         self._usage = True
 
-    def note(self, chunk: GenerateChunk) -> None:
-        for choice in chunk.choices:
+    def note(self, event: _Event) -> None:
+        for choice in event.choices:
             if choice.finish_reason is not None:
                 self._choices.discard(choice.index)
-        if not chunk.choices and chunk.usage is not None:
+        if not event.choices and event.usage is not None:
             self._usage = False
 
     def expect_nothing(self, url: str) -> None:

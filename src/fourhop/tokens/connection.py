@@ -249,12 +249,13 @@ async def _answered(
 
 
 def _request(method: str, origin: Origin, path: str, headers: dict[str, str], body: bytes) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {origin.host}:{origin.port}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    if any("\r" in line or "\n" in line for line in lines):
+    fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if fields.count("\n") != len(headers) or fields.count("\r") != len(headers):
         raise ValueError("a header holds a line break")
-    lines.append(f"Content-Length: {len(body)}\r\n\r\n")
-    return "\r\n".join(lines).encode("latin-1") + body
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: {origin.host}:{origin.port}\r\n{fields}Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode("latin-1") + body
 
 
 async def _refusal(answer: Answer, origin: Origin) -> PeerError:

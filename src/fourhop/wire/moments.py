@@ -23,11 +23,14 @@ class Moment(StrEnum):
     FINISHED = "finished"
 
 
+RECEIVED = Moment.RECEIVED.value
+
+
 class Timeline:
     """When each moment of one request happened. The first time a moment is marked counts."""
 
     def __init__(self, received_s: float) -> None:
-        self.at_s: dict[str, float] = {Moment.RECEIVED.value: received_s}
+        self.at_s: dict[str, float] = {RECEIVED: received_s}
 
     def mark(self, moment: Moment, now_s: float) -> None:
         self.at_s.setdefault(moment.value, now_s)
@@ -35,12 +38,12 @@ class Timeline:
     def merge(self, hop: dict[str, float], origin_s: float) -> None:
         """Add a hop's moments, given in seconds after the hop received the request at `origin_s` of this clock."""
         for name, after_s in hop.items():
-            if name != Moment.RECEIVED.value:
+            if name != RECEIVED:
                 self.at_s.setdefault(name, origin_s + after_s)
 
     def since_received(self) -> dict[str, float]:
         """Seconds after `received`, in the order in which the moments happened."""
-        start = self.at_s[Moment.RECEIVED.value]
+        start = self.at_s[RECEIVED]
         return {name: at - start for name, at in sorted(self.at_s.items(), key=lambda item: item[1])}
 
 

@@ -35,12 +35,23 @@ class SSEDecoder:
             tail = b"\r" if buffer.endswith(b"\r") else b""
             body = buffer[: len(buffer) - len(tail)]
             buffer = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n") + tail
+        events: list[bytes] = []
+        if not self._data:
+            *blocks, buffer = buffer.split(b"\n\n")
+            for block in blocks:
+                if block.startswith(b"data: ") and b"\n" not in block:  # as every server writes them
+                    events.append(block[6:])
+                else:
+                    events += self._lines([*block.split(b"\n"), b""])
         *lines, self._buffer = buffer.split(b"\n")
-        return [event for line in lines if (event := self._line(line)) is not None]
+        return events + self._lines(lines)
 
     def close(self) -> bool:
         """True if the stream ended between events, False if it was cut inside one."""
         return not self._data and not self._buffer.strip()
+
+    def _lines(self, lines: list[bytes]) -> list[bytes]:
+        return [event for line in lines if (event := self._line(line)) is not None]
 
     def _line(self, line: bytes) -> bytes | None:
         if not line:
