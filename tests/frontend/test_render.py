@@ -187,7 +187,7 @@ def test_offsets_only_when_asked_for(renderer: Renderer) -> None:
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
         ({"structured_outputs": []}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
@@ -212,7 +212,7 @@ def test_offsets_only_when_asked_for(renderer: Renderer) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": "a" * WINDOW}]}, "messages"),
         ({"tools": []}, "tools"),
-        ({"tools": [{}]}, "tools[0]"),
+        ({"tools": [{}]}, "tools[0].function"),
         ({"tools": [TOOL]}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "tool_choice.function.name"),
@@ -335,7 +335,7 @@ def test_transfer_params_of_a_trusted_client(trusting: Renderer) -> None:
         ({"prompt_token_ids": []}, "messages"),
         ({"prompt_token_ids": [VOCAB_SIZE]}, "messages"),
         ({"something": 1}, "kv_transfer_params"),
-        ({"do_remote_prefill": True}, "kv_transfer_params"),
+        ({"do_remote_prefill": True}, "kv_transfer_params.ticket_id"),
     ],
 )
 def test_bad_transfer_params(trusting: Renderer, params: dict[str, Any], param: str) -> None:
