@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -55,12 +55,14 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 
 @dataclass
 class Place:
-    """What a connector shares with the others of its world: the network, and every machine's memory by its name."""
+    """What a connector shares with the others of its world: the network, every machine's memory by its name, and how
+    long a step of reading it takes."""
 
     network: Network
     memory: dict[str, KVPool]
     reads_memory: bool
     has_checksums: bool
+    read_s: Callable[[], float]
     keep_alive_s: float
 
 
@@ -192,7 +194,7 @@ class SimConnector:
         if self._place.reads_memory:
             memory = self._place.memory[ticket.host]
             for start in range(NUM_READS):
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(self._place.read_s())
                 pairs = slice(start, None, NUM_READS)
                 self._pool.planes[:, target[pairs]] = memory.planes[:, source[pairs]]
             return

@@ -106,6 +106,10 @@ class Storm:
             return pause_s
         return self.rng.uniform(0.0005, 0.003)
 
+    def read_s(self) -> float:
+        """How long a consumer takes to read some of a producer's memory."""
+        return self.rng.expovariate(1.0) if self.happens("delay") else 0.001
+
     def is_busy(self) -> bool:
         return self.happens("busy")
 

@@ -59,7 +59,8 @@ class World:
 
     def _draw_machines(self) -> dict[str, Machine]:
         rng = self._rng
-        place = Place(self._network, {}, rng.random() < 0.4, rng.random() < 0.5, keep_alive_s=0.2)
+        read_s = self._storm.read_s
+        place = Place(self._network, {}, rng.random() < 0.4, rng.random() < 0.5, read_s, keep_alive_s=0.2)
         # Bytes that are changed on the way are noticed where they have a checksum; memory that is read has no way.
         self._storm.tampers = place.reads_memory or place.has_checksums
         options = ConnectorOptions(
