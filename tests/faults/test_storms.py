@@ -9,7 +9,7 @@ import pytest
 from faults.run import replay_command
 from faults.storm import run_storm
 
-NUM_GROUPS, NUM_SEEDS = 12, 20
+NUM_GROUPS, NUM_SEEDS = 40, 5
 
 
 @pytest.mark.parametrize("group", range(NUM_GROUPS))
