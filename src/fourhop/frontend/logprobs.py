@@ -12,17 +12,30 @@ from fourhop.wire.openai_completion import CompletionLogprobs
 
 def chat_logprobs(entries: Sequence[TokenLogprob], num_top: int, tokenizer: Tokenizer) -> ChatLogprobs:
     """One entry a token; `bytes` are the token's own, also where they are only part of a character."""
-    return ChatLogprobs([_token_text(entry, num_top, tokenizer) for entry in entries])
+    spellings = _Spellings(tokenizer)
+    return ChatLogprobs([_token_text(entry, num_top, spellings) for entry in entries])
 
 
-def _token_text(entry: TokenLogprob, num_top: int, tokenizer: Tokenizer) -> TokenText:
-    data = tokenizer.token_bytes(entry.token_id)
-    tops = [(top.logprob, tokenizer.token_bytes(top.token_id)) for top in entry.top_logprobs[:num_top]]
+class _Spellings(dict[int, tuple[str, list[int]]]):
+    """The text and the bytes of each token that was asked for: alternatives repeat a lot."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> tuple[str, list[int]]:
+        data = self._tokenizer.token_bytes(token_id)
+        self[token_id] = spelling = (_text(data), list(data))
+        return spelling
+
+
+def _token_text(entry: TokenLogprob, num_top: int, spellings: _Spellings) -> TokenText:
+    text, data = spellings[entry.token_id]
+    tops = [(top.logprob, *spellings[top.token_id]) for top in entry.top_logprobs[:num_top]]
     return TokenText(
-        token=_text(data),
+        token=text,
         logprob=entry.logprob,
-        bytes=list(data),
-        top_logprobs=[TopTokenText(_text(piece), logprob, list(piece)) for logprob, piece in tops],
+        bytes=data,
+        top_logprobs=[TopTokenText(piece, logprob, piece_data) for logprob, piece, piece_data in tops],
     )
 
 

@@ -91,13 +91,13 @@ CHAT_UNSUPPORTED_FIELDS = (
 )
 
 
-class TopTokenText(msgspec.Struct, frozen=True):
+class TopTokenText(msgspec.Struct, frozen=True, gc=False):
     token: str
     logprob: float
     bytes: list[int] | None = None
 
 
-class TokenText(msgspec.Struct, frozen=True):
+class TokenText(msgspec.Struct, frozen=True, gc=False):
     """One generated token as text, with its log-probability."""
 
     token: str
