@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 
 LISTENING = r"listening on (http://127\.0\.0\.1:\d+)"

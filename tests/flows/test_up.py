@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from flows.pipelines import Pipeline, is_alive, metric, until, up
 from flows.servers import SMOLLM2
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
