@@ -262,8 +262,19 @@ def derender(server: Server, tokenizer: Tokenizer, prose: Prose, sizes: Sequence
 def batch(server: Server, tokenizer: Tokenizer, prose: Prose, rounds: int) -> Results:
     """Milliseconds for a whole output with its alternatives."""
     ids = output(tokenizer, prose, NUM_BATCH)
-    tops = [{"token_id": 1000 + n, "logprob": -1.0 - n, "rank": n + 1} for n in range(5)]
-    logprobs = [{"token_id": token_id, "logprob": -0.1, "rank": 1, "top_logprobs": tops} for token_id in ids]
+    others = prose.ids(5 * NUM_BATCH)
+    logprobs = [
+        {
+            "token_id": token_id,
+            "logprob": -0.1,
+            "rank": 1,
+            "top_logprobs": [
+                {"token_id": other, "logprob": -1.0 - n, "rank": n + 1}
+                for n, other in enumerate(others[5 * place : 5 * place + 5])
+            ],
+        }
+        for place, token_id in enumerate(ids)
+    ]
     choice = {"index": 0, "token_ids": ids, "finish_reason": "stop", "stop_reason": None}
     prompt = prose.ids(NUM_PROMPT)
     times = {}

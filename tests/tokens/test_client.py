@@ -377,6 +377,23 @@ def test_choices_tickets_and_logprobs_keep_their_places() -> None:
     run(scenario())
 
 
+def test_a_first_token_may_come_long_after_an_early_ticket() -> None:
+    """Between tokens the peer has `idle_s`; up to the first one `first_byte_s`, whatever came before it."""
+
+    async def scenario() -> None:
+        async def script(number: int, writer: asyncio.StreamWriter) -> bool:
+            writer.write(STREAM + chunked(event(b'{"choices":[],"kv_transfer_params":{"do_remote_prefill":true}}')))
+            await writer.drain()
+            await asyncio.sleep(0.1)
+            writer.write(b"".join(map(chunked, EVENTS)) + END)
+            return True
+
+        async with peer(script, Timeouts(1.0, first_byte_s=5.0, idle_s=0.05)) as (_, server):
+            assert tokens_of(await chunks_of(server, REQUEST)) == [7, 8]
+
+    run(scenario())
+
+
 def test_choices_of_one_stream_are_not_joined() -> None:
     async def scenario() -> None:
         both = msgspec.structs.replace(REQUEST, sampling_params=SamplingParams(max_tokens=2, seed=1, n=2))

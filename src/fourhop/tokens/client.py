@@ -50,11 +50,14 @@ class RemoteTokenServer:
             if answer.content_type != sse.CONTENT_TYPE:
                 raise PeerError(f"{self.url} answered with {answer.content_type or 'no type'}, not with a stream")
             decoder, missing = sse.SSEDecoder(), _Missing(request)
-            while data := await answer.read():
+            patience_s = self._timeouts.first_byte_s  # for the first token too: a ticket may come long before it
+            while data := await answer.read(patience_s):
                 events = decoder.feed(data)
                 is_done = bool(events) and events[-1] == sse.DONE
                 for event in self._events(events[:-1] if is_done else events):
                     missing.note(event)
+                    if event.choices:
+                        patience_s = self._timeouts.idle_s
                     yield _chunk(event, request.request_id)
                 if is_done:
                     missing.expect_nothing(self.url)
