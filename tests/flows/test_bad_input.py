@@ -141,7 +141,7 @@ TRANSFERS = [
     Bad(GENERATE, {"kv_transfer_params": {"surprise": 1}}, "kv_transfer_params"),
     Bad(GENERATE, {"kv_transfer_params": TICKET}, "kv_transfer_params.ticket_id"),
     Bad(GENERATE, {"kv_transfer_params": TICKET | {"ticket_id": 7}}, "kv_transfer_params.ticket_id"),
-    Bad(GENERATE, {"kv_transfer_params": HOLD | TICKET}, "kv_transfer_params"),
+    Bad(GENERATE, {"kv_transfer_params": HOLD | TICKET}, "kv_transfer_params.ticket_id"),
     Bad(GENERATE, {"kv_transfer_params": HOLD} | params(n=2), "sampling_params.n"),
 ]
 
