@@ -35,7 +35,7 @@ class SlowRunner(ToyRunner):
     """A model whose steps take time, so that something can happen between two of them."""
 
     def run(self, work: list[Work]) -> dict[int, Sampled | None]:
-        time.sleep(0.003)
+        time.sleep(0.008)
         return super().run(work)
 
 

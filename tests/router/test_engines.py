@@ -76,7 +76,7 @@ def test_eos_as_first_token_closes_the_decode_leg() -> None:
 @pytest.mark.parametrize("num_read", [1, 2, 5])
 def test_a_client_that_leaves_leaves_nothing_behind(num_read: int) -> None:
     async def scenario() -> None:
-        async with toy_fleet() as fleet:
+        async with toy_fleet(runner=SlowRunner) as fleet:
             chunks = fleet.router.generate(ask(prompt_of(60), 100))
             await first_tokens(chunks, num_read)
             await chunks.aclose()
@@ -173,7 +173,11 @@ def test_a_restarted_holder_is_not_asked() -> None:
 
 
 async def first_tokens(chunks: Any, number: int) -> list[GenerateChunk]:
-    return [await anext(chunks) for _ in range(number)]
+    """The chunks up to the one that brings this many tokens; what arrives together is one chunk."""
+    received: list[GenerateChunk] = []
+    while len(tokens_of(received)) < number:
+        received.append(await anext(chunks))
+    return received
 
 
 async def rest_of(chunks: Any) -> list[GenerateChunk]:
@@ -248,7 +252,7 @@ def test_one_request_is_moved_to_and_fro() -> None:
 @pytest.mark.parametrize("num_read", [0, 1, 2, 20])
 def test_an_engine_that_is_killed_loses_nobodys_tokens(side: str, num_read: int) -> None:
     async def scenario() -> None:
-        async with toy_fleet(2, 2) as fleet:
+        async with toy_fleet(2, 2, runner=SlowRunner) as fleet:
             prompts = [prompt_of(40, start) for start in (20, 30, 40, 50)]
             streams = [fleet.router.generate(ask(prompt, 200)) for prompt in prompts]
             readers = [asyncio.create_task(first_tokens(stream, max(1, num_read))) for stream in streams]
