@@ -33,8 +33,8 @@ fix: install  ## what check can repair by itself
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: install  ## every test
-	$(BIN)/pytest $(ARGS)
+test: install  ## every test, two parts at a time (ARGS="tests/kv -k tcp" runs some)
+	$(if $(ARGS),$(BIN)/pytest $(ARGS),$(BIN)/python tests/run.py)
 
 test-templates: install  ## 70 real chat templates and 11 tokenizers against transformers (fetches 300 MB once)
 	$(BIN)/pytest -m templates $(ARGS)
