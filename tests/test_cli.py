@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from fakes.toy import write_toy_checkpoint
 from fourhop import __version__
 from fourhop.cli import execute
 
@@ -62,6 +64,11 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["router", "--prefill", "localhost:80"], 2, "not the URL of an engine: localhost:80"),
         (["serve", "--enable-auto-tool-choice", "--tool-call-parser", "none"], 2, "needs a tool_call_parser"),
         (["up", "--decode", "0"], 2, "--decode must be at least 1, not 0"),
+        (["engine", "--block-size", "0"], 2, "block_size must be at least 1, not 0"),
+        (["up", "--max-num-seqs", "0"], 2, "max_num_seqs must be at least 1, not 0"),
+        (["serve", "--num-blocks", "1"], 2, "num_blocks must be at least 2, not 1"),
+        (["serve", "--num-threads", "0"], 2, "num_threads must be at least 1, not 0"),
+        (["engine", "--stall-timeout-s", "0"], 2, "stall_timeout_s must be positive"),
         (["frontend", "--workers", "0"], 2, "workers must be at least 1, not 0"),
         (["serve", "--workers", "2"], 2, "Unknown option: --workers"),
         (["up", "--workers", "2"], 2, "Unknown option: --workers"),
@@ -107,3 +114,14 @@ def test_no_tier_but_the_engine_imports_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["serve", "up"])
+def test_a_parser_that_is_not_known_is_told_before_an_engine_starts(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder has no weights: an engine would have failed for that."""
+    folder = write_toy_checkpoint(tmp_path)
+    (folder / "model.safetensors").touch()
+    assert execute([command, str(folder), "--port", "0", "--reasoning-parser", "nope"]) == 1
+    assert "fourhop: unknown reasoning parser 'nope'; known: " in capsys.readouterr().err

@@ -21,6 +21,7 @@ from fourhop import checkpoint, service
 from fourhop.checkpoint import Checkpoint
 from fourhop.engine.config import EngineConfig
 from fourhop.frontend import app as frontend_app
+from fourhop.frontend import load as frontend_load
 from fourhop.frontend.config import FrontendConfig
 from fourhop.kv.config import KVTransferConfig
 from fourhop.service import ServerConfig
@@ -72,6 +73,7 @@ async def run_serve(
     """One process: the frontend's token server is the engine itself, and its window is the engine's."""
     with service.bind(server) as listener:
         found = checkpoint.find(model)
+        frontend_load.check(found, config)
         async with AsyncExitStack() as stack:
             names = config.served_model_name or (model,)
             engine = await _open_engine(stack, engine_config, found, names[0], transfer)

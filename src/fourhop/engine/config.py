@@ -37,3 +37,24 @@ class EngineConfig:
     num_threads: int | None = None
     max_logprobs: int = 20
     stall_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+        if self.stall_timeout_s <= 0:
+            raise ValueError(f"stall_timeout_s must be positive, not {self.stall_timeout_s}")
+
+
+LEAST = {
+    "max_model_len": 2,
+    "max_num_batched_tokens": 1,
+    "max_num_seqs": 1,
+    "block_size": 1,
+    "num_blocks": 2,
+    "kv_cache_bytes": 1,
+    "num_threads": 1,
+    "max_logprobs": 0,
+}
+"""The smallest values that make an engine."""

@@ -15,6 +15,7 @@ from fourhop import service
 from fourhop.checkpoint import Checkpoint
 from fourhop.engine.config import EngineConfig
 from fourhop.frontend import app as frontend_app
+from fourhop.frontend import load as frontend_load
 from fourhop.frontend.config import FrontendConfig
 from fourhop.router.app import Router, router_routes
 from fourhop.router.config import RouterConfig
@@ -40,6 +41,7 @@ async def run_up(
     listener: socket.socket,
 ) -> None:
     """Start everything, serve on `listener` until a signal, stop everything. Raises StartError."""
+    frontend_load.check(checkpoint, frontend)
     names = frontend.served_model_name or (checkpoint.name,)
     plans = _plan(checkpoint, config, engine, names[0], log_level)
     display = Display(plans)
