@@ -149,7 +149,8 @@ async def _open_engine(
 ) -> Engine:
     """An engine that lives as long as the stack, its weights loaded under a progress bar."""
     try:
-        from fourhop.engine.open import open_engine
+        with service.ended_by_signals():
+            from fourhop.engine.open import open_engine
     except ModuleNotFoundError as error:
         raise StartError(f"an engine needs {error.name}: pip install 'fourhop[engine]'") from None
     with loading(found.name.rpartition("/")[2]) as progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from openai import OpenAI
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletionMessageParam
 
-from flows.pipelines import Pipeline, is_alive, metric, until, up
-from flows.servers import SMOLLM2
+from flows.pipelines import Pipeline, children_of, is_alive, metric, until, up
+from flows.servers import SMOLLM2, Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -88,3 +89,25 @@ def test_ctrl_c_ends_everything() -> None:
         maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pipeline.pids.values()]
         assert not [line for text in maps for line in text.splitlines() if "/dev/shm" in line]
     assert not [name for name, pid in pipeline.pids.items() if is_alive(pid)]
+
+
+@pytest.mark.parametrize("pattern", [r"# on core", r"progress loading"])
+def test_ctrl_c_while_it_starts(pattern: str) -> None:
+    server = Server("up", "--port", "0")
+    server.wait_for(pattern)
+    pids = children_of(server.process.pid)
+    server.process.send_signal(signal.SIGINT)
+    server.process.wait(60)
+    assert "Traceback" not in server.output, server.output
+    assert "engine_killed" not in server.output, server.output
+    assert server.stop() == 0
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_engines_die_with_up() -> None:
+    server = Server("up", "--port", "0")
+    server.wait_for("fourhop is ready")
+    pids = children_of(server.process.pid)
+    assert len(pids) == 2
+    assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+    until(lambda: not any(is_alive(pid) for pid in pids), 10)

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fourhop.service import ServerConfig, bind, create_app, json_response, serve, stream_response
+from fourhop.service import ServerConfig, bind, create_app, ended_by_signals, json_response, run, serve, stream_response
 from fourhop.service.logs import LineFormatter, event
 from fourhop.wire.errors import StartError
 
@@ -161,3 +161,18 @@ def test_a_log_record_is_one_line() -> None:
     record = logging.LogRecord("fourhop.router", logging.INFO, "f.py", 1, "forged\n%s", ("line\r",), None)
     record.created, record.msecs = 1_700_000_000.0, 7.0
     assert LineFormatter().format(record) == "2023-11-14T22:13:20.007Z info fourhop.router forged\\nline\\r"
+
+
+def test_an_import_is_ended_by_a_signal_there_and_then() -> None:
+    """Afterwards a signal cancels the command as before."""
+    story: list[str] = []
+
+    async def main() -> None:
+        with pytest.raises(KeyboardInterrupt), ended_by_signals():
+            signal.raise_signal(signal.SIGINT)
+            story.append("the import went on")
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    run(main())
+    assert story == []

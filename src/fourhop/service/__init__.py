@@ -5,13 +5,14 @@ from fourhop.service.app import create_app
 from fourhop.service.config import ServerConfig
 from fourhop.service.processes import ProcessesConfig, run_processes
 from fourhop.service.requests import read_body, request_id
-from fourhop.service.run import bind, run, serve
+from fourhop.service.run import bind, ended_by_signals, run, serve
 
 __all__ = [
     "ProcessesConfig",
     "ServerConfig",
     "bind",
     "create_app",
+    "ended_by_signals",
     "json_response",
     "read_body",
     "request_id",

@@ -20,6 +20,8 @@ from fourhop.wire.errors import StartError
 
 log = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 KEEP_ALIVE_S = 75
 """Longer than our clients keep an idle connection, so that a server never closes one as a request arrives on it."""
 
@@ -35,6 +37,22 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
     with suppress(asyncio.CancelledError):
         uvloop.run(cancellable())
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside, in the task that `run` runs, a signal ends the process there and then: SIGINT by KeyboardInterrupt.
+
+    For imports, which keep the event loop from hearing of signals and leave nothing to close.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in SIGNALS:
+        loop.remove_signal_handler(number)
+    try:
+        yield
+    finally:
+        _on_signals(task.cancel)
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -124,5 +142,5 @@ class _Server(uvicorn.Server):
 
 def _on_signals(action: Callable[[], object]) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         loop.add_signal_handler(number, action)
