@@ -42,6 +42,7 @@ class Plan:
     options: ConnectorOptions = OPTIONS
     recompute: bool = False
     reads_memory: bool = False
+    read_s: float = 0.001
 
 
 class Calm:
@@ -50,7 +51,7 @@ class Calm:
     def __init__(self, plan: Plan, network: Network, storm: Storm, session: Session) -> None:
         policy: Any = "recompute" if plan.recompute else "fail"
         transfer = KVTransferConfig(NAME, "kv_both", policy, "", plan.options)
-        place = Place(network, {}, plan.reads_memory, False, storm.read_s, keep_alive_s=0.2)
+        place = Place(network, {}, plan.reads_memory, False, lambda: plan.read_s, keep_alive_s=0.2)
         window = min(plan.num_blocks.values()) * plan.config.block_size
         self.network = network
         self.machines = {

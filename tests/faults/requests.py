@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -44,18 +45,20 @@ class Ask:
         return f"{size}, {how}{turn}{leaves}"
 
 
-def draw_asks(rng: random.Random, window: int, eos_token_ids: frozenset[int], last_s: float) -> list[Ask]:
+def draw_asks(
+    rng: random.Random, window: int, eos_token_ids: frozenset[int], draw_time_s: Callable[[], float]
+) -> list[Ask]:
     """A few clients whose prompts share beginnings, and conversations among them."""
     stems = [draw_tokens(rng, rng.randrange(1, window // 2)) for _ in range(3)]
     asks: list[Ask] = []
-    for number in range(rng.randrange(3, 13)):
+    for number in range(rng.randrange(4, 15)):
         after = rng.choice(asks) if asks and rng.random() < 0.3 else None
         prompt = next_turn(after.request, window, eos_token_ids) if after is not None else rng.choice(stems)
         prompt = prompt[: rng.randrange(1, len(prompt) + 1)] if rng.random() < 0.2 else prompt
         prompt = [*prompt, *draw_tokens(rng, rng.randrange(6))][: window - 1]
         salt = after.request.cache_salt if after is not None else rng.choice(SALTS)
         request = draw_request(rng, number, prompt, window, salt)
-        patience_s = rng.expovariate(1.0) if rng.random() < 0.2 else None
+        patience_s = rng.expovariate(rng.choice((1.0, 10.0, 30.0))) if rng.random() < 0.25 else None
         is_direct = rng.random() < 0.25
         if is_direct:
             request = as_direct(request, number)
@@ -63,7 +66,7 @@ def draw_asks(rng: random.Random, window: int, eos_token_ids: frozenset[int], la
             Ask(
                 number,
                 request,
-                rng.uniform(0.0, last_s),
+                draw_time_s(),
                 patience_s,
                 None if after is None else after.number,
                 is_direct,

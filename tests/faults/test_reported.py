@@ -105,6 +105,34 @@ def test_an_expired_lease_is_never_read(recompute: bool) -> None:
     on_a_calm_day(scenario, Plan({"p0": 8, "d0": 8}, recompute=recompute))
 
 
+def test_a_read_that_ends_after_the_lease_is_not_believed() -> None:
+    """Case 68: the producer's blocks are another prompt's when the last of them is read, and only it can know that."""
+
+    async def scenario(calm: Calm) -> None:
+        request, other = request_of(PROMPT), request_of(list(range(60, 88)), 4)
+        reading = asyncio.ensure_future(calm.tokens("d0", await held(calm, request)))
+        await asyncio.sleep(1.2)
+        assert await calm.tokens("p0", other) == right(other)
+        with pytest.raises(PeerRefused, match=r"KV transfer failed \((withdrawn|unreachable)\)"):
+            await reading
+
+    options = ConnectorOptions(kv_lease_duration=1.0, pull_timeout_s=5.0)
+    on_a_calm_day(scenario, Plan({"p0": 8, "d0": 8}, options=options, reads_memory=True, read_s=0.6))
+
+
+def test_a_write_that_ends_after_the_abort_hits_nobody() -> None:
+    """Case 67: A leaves while its blocks are read, slowly; B needs them and is computed after the last write."""
+
+    async def scenario(calm: Calm) -> None:
+        first, second = request_of(PROMPT), request_of(list(range(50, 74)), 8)
+        reading = asyncio.ensure_future(calm.tokens("d0", await held(calm, first)))
+        await asyncio.sleep(0.3)
+        reading.cancel()
+        assert await calm.tokens("d0", second) == right(second)
+
+    on_a_calm_day(scenario, Plan({"p0": 8, "d0": 8}, reads_memory=True, read_s=0.25))
+
+
 @pytest.mark.parametrize("silently", [False, True])
 def test_a_dead_decode_engine_frees_prefills_blocks_within_a_lease(silently: bool) -> None:
     """Case 68: killed while it waits for blocks that are still computed, and never seen again."""

@@ -36,6 +36,7 @@ class Rates:
     truncate: float = 0.0
     crash: float = 0.0
     pause: float = 0.0
+    slow_read: float = 0.0
 
 
 CALM = Rates()
@@ -54,6 +55,7 @@ MODEST = Rates(
     truncate=0.05,
     crash=0.02,
     pause=0.003,
+    slow_read=0.3,
 )
 
 
@@ -104,11 +106,11 @@ class Storm:
             pause_s = self.rng.uniform(*PAUSE_S)
             self.note(f"{machine} stands still for {pause_s:.1f} s")
             return pause_s
-        return self.rng.uniform(0.0005, 0.003)
+        return self.rng.uniform(0.001, 0.008)
 
     def read_s(self) -> float:
         """How long a consumer takes to read some of a producer's memory."""
-        return self.rng.expovariate(1.0) if self.happens("delay") else 0.001
+        return self.rng.expovariate(1.0) if self.happens("slow_read") else 0.001
 
     def is_busy(self) -> bool:
         return self.happens("busy")

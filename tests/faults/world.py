@@ -31,7 +31,10 @@ from fourhop.tokens.connection import Session, open_session
 from fourhop.wire.errors import FourhopError
 
 BLOCK_SIZE = 4
-STORM_S = 6.0
+STORM_S = 3.0
+BURST_S = 0.05
+"""About how long after the first request of a burst the others come: so soon that they are in each other's way."""
+
 LONGEST_ANSWER_S = 150.0
 """No request may take longer, whatever happens: retries times patience."""
 
@@ -53,7 +56,8 @@ class World:
         self._window = rng.randrange(24, 65)
         self._eos = frozenset(rng.randrange(FIRST_TOKEN, FIRST_TOKEN + NUM_TOKENS) for _ in range(3))
         self._machines = self._draw_machines()
-        self._asks = draw_asks(rng, self._window, self._eos, STORM_S * 0.7)
+        self._bursts_s = [rng.uniform(0.1, STORM_S * 0.7) for _ in range(2)]
+        self._asks = draw_asks(rng, self._window, self._eos, self._draw_time_s)
         self._chores: set[asyncio.Task[None]] = set()
         storm.crash = self._crash
 
@@ -82,7 +86,11 @@ class World:
             max_num_seqs=rng.choice((3, 4, 8)),
             enable_prefix_caching=rng.random() < 0.8,
         )
-        return Build(name, enough + rng.choice((0, 1, 4, 16, 40)), self._window, config, transfer, self._eos)
+        return Build(name, enough + rng.choice((0, 0, 1, 2, 8, 40)), self._window, config, transfer, self._eos)
+
+    def _draw_time_s(self) -> float:
+        """When a request comes, or a fault: in a burst of them."""
+        return self._rng.choice(self._bursts_s) + self._rng.expovariate(1.0 / BURST_S)
 
     async def run(self) -> None:
         """Raises Wrong where an invariant does not hold."""
@@ -191,7 +199,7 @@ class World:
     async def _disturb(self) -> None:
         rng = self._rng
         num_times = 0 if self._storm.is_over else rng.choice((0, 0, 1, 2, 4, 8))
-        for at_s in sorted(rng.uniform(0.0, STORM_S) for _ in range(num_times)):
+        for at_s in sorted(self._draw_time_s() + rng.uniform(0.0, 0.2) for _ in range(num_times)):
             await asyncio.sleep(at_s - self._loop.time())
             self._storm.num_faults += 1
             machine = rng.choice(list(self._machines.values()))
