@@ -63,6 +63,7 @@ class StubEngine:
 
     name: str
     role: Role = "both"
+    model: str = "toy"
     fingerprint: str = "weights-1"
     connector: str | None = "local"
     eos_at: int | None = None
@@ -106,7 +107,7 @@ class StubEngine:
         return WorkerInfo(
             engine_id=self.name,
             epoch=self.epoch,
-            model="toy",
+            model=self.model,
             role=self.role,
             fingerprint=self.fingerprint,
             connector=self.connector,

@@ -268,3 +268,23 @@ def test_a_draining_engine_gets_nothing_and_says_so() -> None:
             await one.settle()
 
     run(scenario())
+
+
+def test_an_engine_with_another_model_gets_nothing() -> None:
+    """A stream that it went on with would change its model in the middle."""
+
+    async def scenario() -> None:
+        async with bench(num_decode=2) as one:
+            stranger = one.decode[0]
+            stranger.model, stranger.fingerprint = "other", "weights-2"
+            await one.look()
+            down = one.router.fleet.workers[stranger.name].down
+            assert down == "it has other, but http://p0 has toy"
+            await chunks_of(one.router, GenerateRequest(token_ids=[1], sampling_params=SamplingParams(max_tokens=3)))
+            assert stranger.requests == []
+            stranger.fingerprint = "weights-1"
+            one.clock.now_s += 10
+            await one.look()
+            assert one.router.fleet.workers[stranger.name].down is None
+
+    run(scenario())

@@ -68,6 +68,11 @@ def backoff_s(num_faults: int, longest_s: float) -> float:
     return min(longest_s, FIRST_BACKOFF_S * 2.0 ** min(num_faults - 1, 16)) if num_faults else 0.0
 
 
+def _differ(one: WorkerInfo, other: WorkerInfo) -> bool:
+    """True for other weights. Names alone may differ, as paths do; fingerprints alone too, by the size of a block."""
+    return one.model != other.model and one.fingerprint != other.fingerprint
+
+
 @dataclass
 class Worker:
     """One engine. `down` says why it gets no requests, None when it does; a draining one is well but gets none either.
@@ -119,6 +124,7 @@ class Worker:
 class Fleet:
     """All engines. An engine that fails is down at once and is up again when it answers a look after its backoff.
 
+    All have one model, that of the first engine that is up: what one began another may have to go on with.
     One that was neither seen nor heard for `dead_after_s` is given up: whatever waits for it ends in PeerTimeout.
     `on_up` is awaited with each engine that comes up or turns out to live a new life.
     """
@@ -137,6 +143,8 @@ class Fleet:
         for worker in workers:
             worker.last_seen_s = self.clock()
         await asyncio.gather(*(self.look(worker) for worker in workers))
+        for worker in workers:
+            self._compare(worker)
         self._watchers = [asyncio.create_task(self._watch(worker), name=f"watch {worker.name}") for worker in workers]
 
     async def close(self) -> None:
@@ -211,12 +219,24 @@ class Fleet:
         if is_new:
             log.warning("engine %s restarted", worker.name)
         worker.info = info
+        if self._compare(worker):
+            return
         is_back = worker.down is not None and self.clock() >= worker.retry_at_s
         if is_back:
             log.info("engine %s is up", worker.name)
             worker.down = None
         if (is_back or is_new) and self.on_up is not None:
             await self.on_up(worker)
+
+    def _compare(self, worker: Worker) -> bool:
+        """True if the engine has another model than those listed before it that are up: then it is down."""
+        for other in self.workers.values():
+            if other is worker:
+                return False
+            if worker.info and other.info and other.down is None and _differ(worker.info, other.info):
+                self._take_down(worker, f"it has {worker.info.model}, but {other.name} has {other.info.model}")
+                return True
+        return False
 
     def _take_down(self, worker: Worker, reason: str) -> None:
         if worker.down is None:
