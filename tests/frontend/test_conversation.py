@@ -47,16 +47,16 @@ def test_arguments_that_are_no_object_are_refused_by_path(text: str) -> None:
     ("messages", "param"),
     [
         ([], "messages"),
-        ([{"content": "a"}], "messages[0]"),
+        ([{"content": "a"}], "messages[0].role"),
         ([{"role": 1}], "messages[0].role"),
         ([{"role": ""}], "messages[0].role"),
         ([{"role": "user", "content": 1}], "messages[0].content"),
         ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": {}}], "messages[1].tool_calls"),
-        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages[0].tool_calls[0].function"),
+        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages[0].tool_calls[0].function.name"),
         ([{"role": "assistant", "reasoning": []}], "messages[0].reasoning"),
     ],
 )
@@ -89,7 +89,11 @@ def test_tools_are_checked() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     assert read_tools([tool])[0].function.name == "f"
     assert read_tools(None) == []
-    for tools, param in (([], "tools"), ([{"type": "x"}], "tools[0].type"), ([{"function": {}}], "tools[0].function")):
+    for tools, param in (
+        ([], "tools"),
+        ([{"type": "x"}], "tools[0].type"),
+        ([{"function": {}}], "tools[0].function.name"),
+    ):
         with pytest.raises(ClientError) as caught:
             read_tools(tools)
         assert caught.value.param == param
