@@ -176,7 +176,7 @@ def test_leases_over_http() -> None:
         (lease,) = client.get("/kv/leases").json()["leases"]
         assert (lease["ticket_id"], lease["request_id"], lease["num_blocks"]) == (ticket_id, "mine", 1)
         renewed = client.post("/kv/renew", json={"ticket_ids": [ticket_id, "unknown"]})
-        assert renewed.json() == {"ticket_ids": [ticket_id]}
+        assert [ticket["ticket_id"] for ticket in renewed.json()["tickets"]] == [ticket_id]
         assert client.post("/kv/prefix", json={"token_ids": [1, 2]}).json() == {"kv_transfer_params": None}
         assert client.post("/kv/prefix", json={"token_ids": [-1]}).status_code == 400
         assert client.post("/inference/v1/migrate", json={"request_ids": ["x"]}).json() == {"num_migrated": 0}

@@ -92,6 +92,7 @@ class StubEngine:
     renewed: list[str] = field(default_factory=list)
     repeats_as: int | None = None
     gate: asyncio.Event | None = None
+    _tickets: dict[str, KVTicket] = field(default_factory=dict)
     _ids: count[int] = field(default_factory=count)
     _stopped: set[str] = field(default_factory=set)
     _moving: set[str] = field(default_factory=set)
@@ -139,11 +140,12 @@ class StubEngine:
         ]
         return Leases(engine_id=self.name, epoch=self.epoch, leases=leases)
 
-    async def renew(self, ticket_ids: list[str]) -> list[str]:
+    async def renew(self, ticket_ids: list[str]) -> list[KVTicket]:
         if self.control_error is not None:
             raise self.control_error
         self.renewed += ticket_ids
-        return [ticket_id for ticket_id in ticket_ids if ticket_id in self.holds]
+        known = [self._tickets[ticket_id] for ticket_id in ticket_ids if ticket_id in self.holds]
+        return [msgspec.structs.replace(ticket, expires_at_s=self.now_s + 30) for ticket in known]
 
     async def hold_prefix(self, request: PrefixRequest) -> dict[str, Any] | None:
         self.prefixes.append(request)
@@ -301,6 +303,7 @@ class StubEngine:
     def _open(self, ticket: KVTicket) -> dict[str, object]:
         """A ticket before there is anything to pull."""
         self.holds[ticket.ticket_id] = ticket.request_id
+        self._tickets[ticket.ticket_id] = ticket
         self._whole[ticket.ticket_id] = asyncio.get_running_loop().create_future()
         params: dict[str, object] = msgspec.to_builtins(ticket)
         return params | self.ticket_changes

@@ -66,7 +66,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for hold in self.ledger.due(self.now_s):
             assert hold.is_owed and not hold.is_left and hold.ticket_id is not None
             if pick.random() < 0.5:
-                self.ledger.renew(hold, self.now_s)
+                self.ledger.renew(hold, {}, self.now_s)
                 assert not hold.is_due(self.now_s)
 
     @rule()
@@ -122,7 +122,8 @@ def test_a_lease_is_due_at_a_third_of_it_unless_an_engine_has_the_ticket() -> No
     hold = ledger.ask("r", "engine", "epoch-1", 0.0)
     ledger.issue(hold, ticket("t", 30.0), 0.0)
     assert [ledger.due(now_s) for now_s in (0.0, 9.9, 10.1)] == [[], [], [hold]]
-    ledger.renew(hold, 10.1)
+    ledger.renew(hold, {"again": True}, 10.1)
+    assert hold.ticket == {"again": True}
     assert [ledger.due(now_s) for now_s in (20.0, 20.2)] == [[], [hold]]
     hold.is_taken = True
     assert ledger.due(29.0) == []

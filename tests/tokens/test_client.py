@@ -19,7 +19,23 @@ from fourhop.tokens.connection import Timeouts, open_session
 from fourhop.tokens.worker import RemoteWorker
 from fourhop.wire.errors import FourhopError, PeerError, PeerRefused, PeerTimeout
 from fourhop.wire.generate import GenerateChunk, GenerateRequest, SamplingParams
+from fourhop.wire.ticket import KVTicket
 from fourhop.wire.worker import PrefixRequest
+
+TICKET = KVTicket(
+    ticket_id="t",
+    connector="tcp",
+    epoch="1",
+    fingerprint="f",
+    token_hash="h",
+    expires_at_s=30.0,
+    engine_id="e",
+    request_id="r",
+    host="127.0.0.1",
+    port=1,
+    num_tokens=5,
+    block_ids=[],
+)
 
 REQUEST = GenerateRequest(token_ids=[1, 2], sampling_params=SamplingParams(max_tokens=2, seed=1), request_id="mine")
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -426,7 +442,7 @@ def test_an_engine_is_asked_for_leases_renewals_prefixes_and_migrations() -> Non
     answers = {
         "/kv/leases": b'{"engine_id":"e","epoch":"1","leases":[{"ticket_id":"t","request_id":"r","num_tokens":5,'
         b'"num_blocks":2,"expires_in_s":null}]}',
-        "/kv/renew": b'{"ticket_ids":["t"]}',
+        "/kv/renew": msgspec.json.encode({"tickets": [TICKET]}),
         "/kv/prefix": b'{"kv_transfer_params":null}',
         "/inference/v1/migrate": b'{"num_migrated":2}',
     }
@@ -441,7 +457,7 @@ def test_an_engine_is_asked_for_leases_renewals_prefixes_and_migrations() -> Non
         async with peer(script) as (playing, server), open_session() as session:
             worker = RemoteWorker(server.url, session)
             assert [lease.ticket_id for lease in (await worker.leases()).leases] == ["t"]
-            assert await worker.renew(["t", "u"]) == ["t"]
+            assert await worker.renew(["t", "u"]) == [TICKET]
             assert await worker.hold_prefix(PrefixRequest(token_ids=[1, 2], request_id="p")) is None
             assert await worker.migrate(["r", "s"]) == 2
 

@@ -79,6 +79,7 @@ class HoldLedger:
         """
         issued = self._issued.get(sequence.held_as) or self._new(sequence, sequence.num_computed, first)
         issued.deadline_s = now_s + self._lease_s
+        issued.ticket = self._dated(issued.ticket)
         tail = b"" if first is None else msgspec.msgpack.encode(first)
         names = block_names(sequence, issued.ticket.num_tokens, self._block_size)
         return self._publish(issued, Progress(sequence.blocks[: len(names)], names, tail))
@@ -92,13 +93,14 @@ class HoldLedger:
         """A ticket was pulled."""
         self._issued.pop(ticket_id, None)
 
-    def renew(self, ticket_ids: list[str], now_s: float) -> list[str]:
-        """Begin new leases; returns the ids that are known."""
-        known = [ticket_id for ticket_id in ticket_ids if ticket_id in self._issued]
-        for issued in (self._issued[ticket_id] for ticket_id in known):
+    def renew(self, ticket_ids: list[str], now_s: float) -> list[KVTicket]:
+        """Begin new leases; returns the tickets that are known, with their new expiry."""
+        known = [self._issued[ticket_id] for ticket_id in ticket_ids if ticket_id in self._issued]
+        for issued in known:
             if issued.deadline_s is not None:
                 issued.deadline_s = now_s + self._lease_s
-        return known
+            issued.ticket = self._dated(issued.ticket)
+        return [sign(issued.ticket, self._secret) for issued in known]
 
     def expire(self, now_s: float) -> list[str]:
         """Withdraw the tickets whose lease is over; returns their ids."""
@@ -127,6 +129,10 @@ class HoldLedger:
             )
             for ticket_id, issued in self._issued.items()
         ]
+
+    def _dated(self, ticket: KVTicket) -> KVTicket:
+        """The ticket as of now: whoever is handed it has a whole lease to come."""
+        return msgspec.structs.replace(ticket, expires_at_s=self._wall_clock() + self._lease_s)
 
     def _new(self, sequence: Sequence, num_tokens: int, first: FirstToken | None) -> _Issued:
         ticket = KVTicket(

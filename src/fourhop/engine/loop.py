@@ -114,7 +114,7 @@ class EngineLoop:
     def leases(self) -> list[Lease]:
         return [] if self.transfers is None else self.transfers.ledger.leases(self.jobs.clock())
 
-    def renew(self, ticket_ids: list[str]) -> list[str]:
+    def renew(self, ticket_ids: list[str]) -> list[KVTicket]:
         return [] if self.transfers is None else self.transfers.ledger.renew(ticket_ids, self.jobs.clock())
 
     def hold_prefix(self, sequence: Sequence) -> KVTicket | None:

@@ -100,7 +100,7 @@ class Engine:
         """The tickets that this engine keeps blocks for."""
         return Leases(engine_id=self._info.engine_id, epoch=self._info.epoch, leases=await self._ask(self.loop.leases))
 
-    async def renew(self, ticket_ids: list[str]) -> list[str]:
+    async def renew(self, ticket_ids: list[str]) -> list[KVTicket]:
         """Begin new leases for tickets; returns those that are known."""
         return await self._ask(lambda: self.loop.renew(ticket_ids))
 

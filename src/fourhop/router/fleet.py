@@ -13,6 +13,7 @@ from fourhop.router.config import RouterConfig
 from fourhop.router.policy import Candidate, EngineRole
 from fourhop.tokens.server import TokenServer
 from fourhop.wire.errors import EnginesDisagree, FourhopError, PeerTimeout, TransferError, Unavailable
+from fourhop.wire.ticket import KVTicket
 from fourhop.wire.worker import Leases, PrefixRequest, WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class Control(Protocol):
 
     async def leases(self) -> Leases: ...
 
-    async def renew(self, ticket_ids: list[str]) -> list[str]: ...
+    async def renew(self, ticket_ids: list[str]) -> list[KVTicket]: ...
 
     async def hold_prefix(self, request: PrefixRequest) -> dict[str, Any] | None: ...
 

@@ -60,19 +60,19 @@ class Handover:
         if run.finish is not None:  # the engine holds nothing for a request that is over
             was_issued = run.hold.state is HoldState.ISSUED
             self.ledger.end(run.hold, HoldState.RELEASED if was_issued else HoldState.NEVER_HELD)
-            run.ticket = None
+            run.has_ticket = False
         elif params is None:
             self.give_up(run, "no_ticket" if run.ticket is None else "withdrawn")
         elif params.get("ticket_id") != run.hold.ticket_id and not self._take(run, leg, params):
             self.give_up(run, "bad_ticket")
         else:
-            run.ticket = params
-            self.ledger.renew(run.hold, self.wall_clock())
+            run.has_ticket = True
+            self.ledger.renew(run.hold, params, self.wall_clock())
 
     def take_moved(self, run: Run, leg: Leg, params: dict[str, Any] | None) -> None:
         """The run shall go on elsewhere, with what the engine it leaves had computed, if that holds it."""
         self.releaser.leave(run.hold)
-        run.ticket, run.leaves = None, leg.worker.name
+        run.has_ticket, run.leaves = False, leg.worker.name
         if params is not None and leg.kind != "prefill":  # what is left of a prefill leg goes by its own hold
             self.ask(run, leg)
             if not self._take(run, leg, params):
@@ -92,7 +92,7 @@ class Handover:
         if Moment.KV_READY not in at_s:
             self.give_up(run, "recomputed")
             return
-        run.ticket = None
+        run.has_ticket = False
         self.ledger.end(run.hold, HoldState.PULLED)
         requested_s = at_s.get(Moment.KV_REQUESTED, leg.sent_s)
         self.metrics.transfer_wait_s.observe(max(0.0, requested_s - leg.sent_s))
@@ -106,12 +106,12 @@ class Handover:
     def give_up(self, run: Run, cause: str) -> None:
         """Go on without KV, which costs the next engine a prefill."""
         self.metrics.no_transfer.labels(cause).inc()
-        run.ticket = None
+        run.has_ticket = False
         self.releaser.leave(run.hold)
 
     def drop(self, run: Run, *, was_refused: bool) -> None:
         """A prefill leg failed without anything to go on with. An engine that refused holds nothing; another may."""
-        run.ticket = None
+        run.has_ticket = False
         if run.hold is not None and was_refused and run.hold.state is HoldState.ASKED:
             self.ledger.end(run.hold, HoldState.NEVER_HELD)
         self.releaser.leave(run.hold)
@@ -133,7 +133,7 @@ class Handover:
         if run.hold.state is not HoldState.ASKED:
             return False
         self.ledger.issue(run.hold, ticket, now_s)
-        run.ticket = params
+        run.has_ticket = True
         return True
 
 

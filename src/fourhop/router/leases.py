@@ -6,6 +6,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 
+import msgspec
+
 from fourhop.router.fleet import Fleet, Worker
 from fourhop.router.ledger import Hold, HoldState, Ledger
 from fourhop.router.release import Releaser
@@ -41,15 +43,17 @@ class LeaseKeeper:
 
     async def _renew_at(self, worker: Worker, holds: list[Hold]) -> None:
         try:
-            known = set(await worker.control.renew([hold.ticket_id for hold in holds if hold.ticket_id is not None]))
+            tickets = await worker.control.renew([hold.ticket_id for hold in holds if hold.ticket_id is not None])
         except FourhopError as error:
             log.warning("could not renew %d leases at %s: %s", len(holds), worker.name, error.message)
             return
+        known = {ticket.ticket_id: ticket for ticket in tickets}
         for hold in holds:
-            if hold.ticket_id in known:
-                self._ledger.renew(hold, self._wall_clock())
-            else:
+            ticket = known.get(hold.ticket_id or "")
+            if ticket is None:
                 self._ledger.end(hold, HoldState.EXPIRED)
+            else:
+                self._ledger.renew(hold, msgspec.to_builtins(ticket), self._wall_clock())
 
     async def reconcile(self, worker: Worker) -> None:
         """The engine came up: forget what an earlier life of it held, release what nobody here wants."""

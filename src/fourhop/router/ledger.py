@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+import msgspec
 
 from fourhop.wire.ticket import KVTicket
 from fourhop.wire.worker import Lease, Leases
@@ -48,8 +51,8 @@ NEXT: dict[HoldState, frozenset[HoldState]] = {
 class Hold:
     """Blocks that one engine, in one of its lives, keeps or may keep for another.
 
-    `is_taken` while an engine has the ticket and keeps the lease alive itself. `is_left` when nobody wants it any more,
-    `is_leaked` when its engine could not be told so.
+    `ticket` is the newest there is, as transfer parameters. `is_taken` while an engine has it and keeps the lease alive
+    itself. `is_left` when nobody wants it any more, `is_leaked` when its engine could not be told so.
     """
 
     request_id: str
@@ -57,6 +60,7 @@ class Hold:
     epoch: str
     expires_at_s: float
     lease_s: float = ASKED_LEASE_S
+    ticket: dict[str, Any] | None = None
     ticket_id: str | None = None
     state: HoldState = HoldState.ASKED
     is_taken: bool = False
@@ -94,11 +98,13 @@ class Ledger:
 
     def issue(self, hold: Hold, ticket: KVTicket, now_s: float) -> None:
         self._move(hold, HoldState.ISSUED)
+        hold.ticket = msgspec.to_builtins(ticket)
         hold.ticket_id, hold.epoch = ticket.ticket_id, ticket.epoch
         hold.expires_at_s, hold.lease_s = ticket.expires_at_s, ticket.expires_at_s - now_s
 
-    def renew(self, hold: Hold, now_s: float) -> None:
-        """The engine began a new lease."""
+    def renew(self, hold: Hold, ticket: dict[str, Any], now_s: float) -> None:
+        """The engine began a new lease, and dated the ticket anew."""
+        hold.ticket = ticket
         hold.expires_at_s = now_s + hold.lease_s
 
     def end(self, hold: Hold, state: HoldState) -> None:

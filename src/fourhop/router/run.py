@@ -69,10 +69,10 @@ class Leg:
 class Run:
     """`request` has one choice and a seed.
 
-    `leg` is the one whose chunks are read, `ahead` the decode leg that is under way meanwhile. `ticket` is the transfer
-    parameters of `hold` while that was not pulled; `prefix` a hold of the prompt's beginning at `holder`. `pages` are
-    the hashes of the tokens so far (`prefixes`), each over `num_page_tokens`. `leaves` is an engine that asked for the
-    run to go on elsewhere, `wanted` the one that it shall go to.
+    `leg` is the one whose chunks are read, `ahead` the decode leg that is under way meanwhile. `has_ticket` while
+    `hold` has one that was not pulled; `prefix` is a hold of the prompt's beginning at `holder`. `pages` are the hashes
+    of the tokens so far (`prefixes`), each over `num_page_tokens`. `leaves` is an engine that asked for the run to go
+    on elsewhere, `wanted` the one that it shall go to.
     """
 
     request: GenerateRequest
@@ -85,7 +85,7 @@ class Run:
     prefill: str | None = None
     decode: str | None = None
     hold: Hold | None = None
-    ticket: dict[str, Any] | None = None
+    has_ticket: bool = False
     prefix: Hold | None = None
     num_prefix_tokens: int = 0
     holder: str | None = None
@@ -152,6 +152,11 @@ class Run:
             usage=Usage(num_prompt, self.num_output, num_prompt + self.num_output, self._details),
             moments=self.timeline.since_received(),
         )
+
+    @property
+    def ticket(self) -> dict[str, Any] | None:
+        """The transfer parameters to go on with, as new as they are; None without KV to pull."""
+        return self.hold.ticket if self.has_ticket and self.hold is not None else None
 
     @property
     def token_ids(self) -> list[int]:

@@ -10,6 +10,7 @@ import msgspec
 from fourhop.tokens.connection import Session, Timeouts, call, request_headers
 from fourhop.wire.errors import PeerError, PeerRefused
 from fourhop.wire.generate import AbortRequest
+from fourhop.wire.ticket import KVTicket
 from fourhop.wire.worker import (
     Leases,
     MigrateAnswer,
@@ -61,9 +62,9 @@ class RemoteWorker:
         _, body = await self._call("GET", LEASES_PATH)
         return self._decode(body, Leases, LEASES_PATH)
 
-    async def renew(self, ticket_ids: list[str]) -> list[str]:
+    async def renew(self, ticket_ids: list[str]) -> list[KVTicket]:
         """Keep tickets for another lease; returns those that the engine still knows."""
-        return (await self._ask(RENEW_PATH, RenewRequest(ticket_ids), RenewAnswer)).ticket_ids
+        return (await self._ask(RENEW_PATH, RenewRequest(ticket_ids), RenewAnswer)).tickets
 
     async def hold_prefix(self, request: PrefixRequest) -> dict[str, Any] | None:
         """A ticket for the longest beginning that the engine still has, as transfer parameters; None if it has none."""

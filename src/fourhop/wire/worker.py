@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from fourhop.wire.ticket import KVTicket
+
 Role = Literal["prefill", "decode", "both"]
 
 
@@ -52,13 +54,15 @@ class Leases(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RenewRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /kv/renew`: keep these tickets for another lease. Answered with those that are still known."""
+    """`POST /kv/renew`: keep these tickets for another lease."""
 
     ticket_ids: list[str]
 
 
 class RenewAnswer(msgspec.Struct, frozen=True):
-    ticket_ids: list[str]
+    """The tickets that are still known, with their new expiry, to be used instead of those that were given out."""
+
+    tickets: list[KVTicket]
 
 
 class PrefixRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
