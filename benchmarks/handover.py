@@ -1,6 +1,10 @@
 """What a hand-over costs against one memory copy of the same bytes, in the same run.
 
-    python benchmarks/handover.py
+    python benchmarks/handover.py [--rounds 5]
+
+First two engines behind a router, as `fourhop up` starts them: from prefill's last step to decode's first, the whole
+hand-over after the other ("serial") or with decode reserved and blocks travelling while the prompt is computed
+("overlap"), and conversations whose turns add 500 tokens. Then the connectors alone.
 
 Two processes: this one pulls, a child produces. A round times each row once, one after the other, and the table shows
 medians over the rounds. The last line is JSON. `tcp` is compared with a bare socket between the same two processes,
@@ -12,6 +16,8 @@ the last ones.
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 import multiprocessing
 import select
@@ -25,16 +31,21 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from fourhop.bench.handovers import Handovers, measure_pair
+from fourhop.bench.launch import running
+from fourhop.bench.setups import Command, Setup
 from fourhop.kv.config import ConnectorOptions, KVTransferConfig
 from fourhop.kv.connector import Connector, Progress, Pulled, Released
 from fourhop.kv.connectors import open_connector
 from fourhop.kv.layout import BlockLayout, KVPool, runs
 from fourhop.kv.nixl import load_nixl
+from fourhop.tokens.connection import open_session
 from fourhop.wire.ticket import KVTicket
 
 NUM_TOKENS = 2000
@@ -295,9 +306,44 @@ def serve_raw(listener: socket.socket) -> None:
             connection.sendall(data.data)
 
 
-def report(times: dict[str, float]) -> None:
-    """A table of ratios, and last one line of JSON."""
-    print(f"{NUM_TOKENS} tokens, {NUM_BLOCKS} blocks, {NUM_BYTES / 1e6:.0f} MB; medians of {NUM_ROUNDS} rounds\n")
+async def measure_engines(num_rounds: int) -> Handovers:
+    """A pair over shm, started and stopped here, the default model in it."""
+    command = Command(("fourhop", "up", "--prefill", "1", "--decode", "1", "--connector", "shm", "--port", "0"))
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            open_session() as session,
+            running(Setup("pair", "other", (command,)), session, Path(folder)) as site,
+        ):
+            prefill, decode = [url.removesuffix("/metrics") for url in site.metrics_urls]
+            return await measure_pair(site.url, prefill, decode, session, num_rounds)
+
+
+def report_engines(pair: Handovers, copy_ms: float) -> dict[str, float]:
+    """Two tables of what the engines did; returns the figures."""
+    rows = {"shm_serial_ms": pair.serial_s, **{f"shm_overlap_{n}_ms": took for n, took in pair.overlap_s.items()}}
+    figures = {name: took_s * 1e3 for name, took_s in rows.items()}
+    print(f"{'two engines, shm':<24}{'ms':>8}{'/ copy':>8}")
+    for name, value in figures.items():
+        print(f"{name.removesuffix('_ms').replace('_', ' '):<24}{value:>8.1f}{value / copy_ms:>8.2f}")
+    first_s = pair.turns[0].ttft_s
+    print(f"\n{'turn':<8}{'prompt':>8}{'computed':>10}{'TTFT ms':>10}{'/ turn 1':>10}")
+    for number, turn in enumerate(pair.turns, 1):
+        counts = f"{number:<8}{turn.num_prompt:>8}{turn.num_computed:>10}"
+        print(f"{counts}{turn.ttft_s * 1e3:>10.0f}{turn.ttft_s / first_s:>10.2f}")
+    last = pair.turns[-1]
+    overlap_ms = max(pair.overlap_s.values()) * 1e3
+    return {
+        **figures,
+        "shm_overlap_ms": overlap_ms,
+        "turn5_over_turn1": last.ttft_s / first_s,
+        "turn5_computed": float(last.num_computed),
+    }
+
+
+def report(times: dict[str, float], pair: Handovers) -> None:
+    """Tables of ratios, and last one line of JSON."""
+    figures = report_engines(pair, times["copy_ms"])
+    print(f"\n{NUM_TOKENS} tokens, {NUM_BLOCKS} blocks, {NUM_BYTES / 1e6:.0f} MB; medians of {NUM_ROUNDS} rounds\n")
     print(f"{'':<24}{'ms':>8}{'GB/s':>8}{'/ copy':>8}")
     for row, value in times.items():
         base = times["copy_scattered_ms" if "scattered" in row else "copy_ms"]
@@ -311,8 +357,11 @@ def report(times: dict[str, float]) -> None:
         "nixl_over_raw": times["raw_nixl_ms"] / times["nixl_ms"],
     }
     print()
-    print(json.dumps({key: round(value, 3) for key, value in {**times, **ratios}.items()}))
+    print(json.dumps({key: round(value, 3) for key, value in {**times, **ratios, **figures}.items()}))
 
 
 if __name__ == "__main__":
-    report(measure_connectors())
+    parser = argparse.ArgumentParser(description="What a hand-over costs.")
+    parser.add_argument("--rounds", type=int, default=5)
+    engines = asyncio.run(measure_engines(parser.parse_args().rounds))
+    report(measure_connectors(), engines)
