@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -52,6 +53,16 @@ def test_a_setup_is_asked_at_its_last_process_and_leaves_none(tmp_path: Path) ->
     url, pids = start(setup(SERVER.replace(":4", ":3"), SERVER), tmp_path / "logs")
     assert url == "http://127.0.0.1:4"
     assert len(pids) == 2
+    assert not any(is_there(pid) for pid in pids)
+
+
+def test_a_setup_of_a_parent_that_ignores_ctrl_c_is_ended_too(tmp_path: Path) -> None:
+    """As where a shell script runs the benchmark in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        _, pids = start(setup(SERVER), tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not any(is_there(pid) for pid in pids)
 
 

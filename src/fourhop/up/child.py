@@ -1,5 +1,8 @@
 """`python child.py PARENT_PID CORES COMMAND...`: become COMMAND, pinned to cores, and die when the parent dies.
 
+The command hears SIGINT and SIGTERM even where the parent does not: what a shell script starts in the background
+ignores SIGINT, and hands that on.
+
 It runs between fork and exec as a program of its own, since code may not run there in a process that has threads.
 Affinity and the death signal both survive exec.
 """
@@ -15,6 +18,8 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def main(parent: int, cores: str, command: list[str]) -> None:
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     # A parent that died before the line above has left this process to another one already.
     if os.getppid() != parent:
         sys.exit(1)
