@@ -152,6 +152,16 @@ async def gives_every_choice_its_own_end_and_one_usage(subject: Subject) -> None
     assert usage_of(chunks).prompt_tokens == len(subject.prompt)
 
 
+async def tells_of_the_prompt_with_the_first_token(subject: Subject) -> None:
+    plain = await chunks_of(subject.server, request(subject, temperature=1.0, n=2))
+    chunks = await chunks_of(subject.server, request(subject, temperature=1.0, n=2, prompt_logprobs=1))
+    told = chunks[0].prompt_logprobs
+    assert told is not None and told[0] is None and chunks[0].choices[0].index == 0
+    assert [next(iter(entry)) for entry in told[1:] if entry is not None] == subject.prompt[1:]
+    assert all(chunk.prompt_logprobs is None for chunk in chunks[1:])
+    assert [tokens_of(chunks, index) for index in (0, 1)] == [tokens_of(plain, index) for index in (0, 1)]
+
+
 async def repeats_itself_with_the_same_seed(subject: Subject) -> None:
     first, second = [await chunks_of(subject.server, request(subject, temperature=1.0)) for _ in range(2)]
     assert tokens_of(first) == tokens_of(second)
@@ -176,6 +186,7 @@ async def refuses_before_the_first_chunk(subject: Subject) -> None:
         "sampling_params.max_tokens": request(subject, max_tokens=0),
         "sampling_params.stop_token_ids[0]": request(subject, stop_token_ids=[10**9]),
         "sampling_params.temperature": request(subject, temperature=-1.0),
+        "sampling_params.prompt_logprobs": request(subject, prompt_logprobs=-1),
         "sampling_params.stop": request(subject, stop=["x"]),
         "features": msgspec.structs.replace(good, features={"mm_hashes": {}}),
     }
@@ -219,6 +230,7 @@ CHECKS: tuple[Check, ...] = (
     stops_at_once_when_the_first_token_stops,
     continues_after_output_token_ids,
     gives_every_choice_its_own_end_and_one_usage,
+    tells_of_the_prompt_with_the_first_token,
     repeats_itself_with_the_same_seed,
     keeps_concurrent_requests_apart,
     refuses_before_the_first_chunk,

@@ -16,7 +16,7 @@ from engine.test_engine import CONNECTORS, EARLY, HOLD, answer, make_request, se
 from fakes.engines import toy_engine, toy_pair
 from fourhop.engine.app import create
 from fourhop.engine.config import EngineConfig
-from fourhop.engine.sampled import Sampled
+from fourhop.engine.sampled import Computed
 from fourhop.engine.scheduler import Work
 from fourhop.engine.toy import ToyRunner, toy_output
 from fourhop.kv.config import KVTransferConfig
@@ -109,7 +109,7 @@ def gated(gate: threading.Event) -> Callable[[KVPool], ToyRunner]:
     """A runner that stops before a sequence's tenth token until the gate opens."""
 
     class Gated(ToyRunner):
-        def run(self, work: list[Work]) -> dict[int, Sampled | None]:
+        def run(self, work: list[Work]) -> Computed:
             if any(item.sequence.num_output == 9 for item in work):
                 assert gate.wait(10)
             return super().run(work)

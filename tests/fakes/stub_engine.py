@@ -24,6 +24,7 @@ from fourhop.wire.generate import (
     SamplingParams,
     Usage,
 )
+from fourhop.wire.logprobs import PromptLogprob, PromptLogprobs
 from fourhop.wire.ticket import FirstToken, HoldRequest, KVTicket, hash_tokens, parse_transfer_params, verify
 from fourhop.wire.worker import Lease, Leases, PrefixRequest, Role, WorkerInfo
 
@@ -38,6 +39,11 @@ def next_token(request: GenerateRequest, output: list[int]) -> int:
     """The token that follows: a function of prompt, seed and position, as in a real engine. Never EOS."""
     text = f"{request.token_ids}{request.sampling_params.seed}{len(output)}"
     return hashlib.blake2b(text.encode(), digest_size=1).digest()[0]
+
+
+def stub_prompt_logprobs(token_ids: list[int]) -> PromptLogprobs:
+    """What a stub says of a prompt."""
+    return [None, *({token_id: PromptLogprob(-token_id / 8, 1)} for token_id in token_ids[1:])]
 
 
 @dataclass
@@ -191,7 +197,10 @@ class StubEngine:
             raise self.ill or self.refusal or AssertionError
         check_request(request, LIMITS)
         request = resolve_max_tokens(with_seed(request, lambda: 4), WINDOW)
-        merged = merge_choices([self._one(choice, fault) for choice in split_choices(request)])
+        merged = merge_choices(
+            [self._one(choice, fault) for choice in split_choices(request)],
+            prompt_first=request.sampling_params.prompt_logprobs is not None,
+        )
         async with aclosing(merged) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -235,6 +244,7 @@ class StubEngine:
                     request_id=request.request_id,
                     choices=[ChunkChoice(token_ids=[token], finish_reason=finish, stop_reason=stop_reason)],
                     kv_transfer_params=ticket,
+                    prompt_logprobs=_prompt_logprobs(request) if num_sent == 1 else None,
                     moments=self._moments(transfer, finish) if num_sent == 1 or finish else None,
                 )
             await self._meet(fault, num_sent)
@@ -363,3 +373,7 @@ class StubEngine:
 def _usage(request: GenerateRequest, output: list[int]) -> Usage:
     num_prompt = len(request.token_ids)
     return Usage(num_prompt, len(output), num_prompt + len(output), PromptTokensDetails(3))
+
+
+def _prompt_logprobs(request: GenerateRequest) -> PromptLogprobs | None:
+    return None if request.sampling_params.prompt_logprobs is None else stub_prompt_logprobs(request.token_ids)

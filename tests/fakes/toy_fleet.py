@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from fakes.engines import toy_engine
 from fourhop.engine.app import create
 from fourhop.engine.config import EngineConfig
-from fourhop.engine.sampled import Sampled
+from fourhop.engine.sampled import Computed
 from fourhop.engine.scheduler import Work
 from fourhop.engine.server import Engine
 from fourhop.engine.toy import ToyRunner
@@ -34,7 +34,7 @@ TRANSFER = KVTransferConfig(
 class SlowRunner(ToyRunner):
     """A model whose steps take time, so that something can happen between two of them."""
 
-    def run(self, work: list[Work]) -> dict[int, Sampled | None]:
+    def run(self, work: list[Work]) -> Computed:
         time.sleep(0.008)
         return super().run(work)
 

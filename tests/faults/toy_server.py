@@ -18,7 +18,7 @@ STEP_S = 0.003
 async def main(connector: str, port: int, kv_port: int) -> None:
     from fakes.engines import toy_engine
     from fourhop.engine.app import create
-    from fourhop.engine.sampled import Sampled
+    from fourhop.engine.sampled import Computed
     from fourhop.engine.scheduler import Work
     from fourhop.engine.toy import ToyRunner
     from fourhop.kv.config import ConnectorOptions, KVTransferConfig
@@ -26,7 +26,7 @@ async def main(connector: str, port: int, kv_port: int) -> None:
     from fourhop.service.run import serve
 
     class SlowRunner(ToyRunner):
-        def run(self, work: list[Work]) -> dict[int, Sampled | None]:
+        def run(self, work: list[Work]) -> Computed:
             time.sleep(STEP_S)
             return super().run(work)
 

@@ -19,6 +19,7 @@ from fourhop.tokens.connection import Timeouts, open_session
 from fourhop.tokens.worker import RemoteWorker
 from fourhop.wire.errors import FourhopError, PeerError, PeerRefused, PeerTimeout
 from fourhop.wire.generate import GenerateChunk, GenerateRequest, SamplingParams
+from fourhop.wire.logprobs import PromptLogprob
 from fourhop.wire.ticket import KVTicket
 from fourhop.wire.worker import PrefixRequest
 
@@ -460,5 +461,33 @@ def test_an_engine_is_asked_for_leases_renewals_prefixes_and_migrations() -> Non
             assert await worker.renew(["t", "u"]) == [TICKET]
             assert await worker.hold_prefix(PrefixRequest(token_ids=[1, 2], request_id="p")) is None
             assert await worker.migrate(["r", "s"]) == 2
+
+    run(scenario())
+
+
+ASKING = msgspec.structs.replace(REQUEST, sampling_params=SamplingParams(max_tokens=2, seed=1, prompt_logprobs=1))
+
+
+def test_what_was_asked_of_the_prompt_comes_with_the_first_token() -> None:
+    told = (
+        b'"prompt_logprobs":[null,{"2":{"logprob":-1.5,"rank":3,"decoded_token":null},"9":{"logprob":-0.5,"rank":1}}]'
+    )
+    first = EVENTS[0].replace(b'"choices"', told + b',"choices"')
+
+    async def scenario() -> None:
+        async with peer(plays(STREAM, chunked(b"".join([first, *EVENTS[1:]])), END)) as (_, server):
+            chunks = await chunks_of(server, ASKING)
+            assert chunks[0].prompt_logprobs == [None, {2: PromptLogprob(-1.5, 3), 9: PromptLogprob(-0.5, 1)}]
+            assert tokens_of(chunks) == [7, 8]
+
+    run(scenario())
+
+
+def test_a_stock_vllm_stream_without_it_is_a_refusal_of_the_field() -> None:
+    async def scenario() -> None:
+        async with peer(plays(STREAM, chunked(b"".join(EVENTS)), END)) as (_, server):
+            with pytest.raises(PeerRefused) as refusal:
+                await chunks_of(server, ASKING)
+            assert (refusal.value.status, refusal.value.param) == (400, "sampling_params.prompt_logprobs")
 
     run(scenario())

@@ -158,7 +158,7 @@ def test_a_request_without_an_id_gets_a_fresh_one() -> None:
         ({"cache_salt": "a/b"}, "cache_salt"),
         ({"sampling_params": {"stop": ["x"]}}, "sampling_params.stop"),
         ({"sampling_params": {"bad_words": ["x"]}}, "sampling_params.bad_words"),
-        ({"sampling_params": {"prompt_logprobs": 1}}, "sampling_params.prompt_logprobs"),
+        ({"sampling_params": {"prompt_logprobs": "all"}}, "sampling_params.prompt_logprobs"),
         ({"sampling_params": {"structured_outputs": {"tag": ""}}}, "sampling_params.structured_outputs"),
         ({"sampling_params": {"extra_args": {"x": 1}}}, "sampling_params.extra_args.x"),
         (

@@ -52,6 +52,9 @@ class Surroundings:
 
 PROCESS = Surroundings()
 
+PROMPT_LOGITS_BYTES = 64 << 20
+"""Memory for the logits of one step's prompt tokens whose log-probabilities are asked for, as float32."""
+
 
 @contextlib.asynccontextmanager
 async def run_engine(
@@ -150,4 +153,5 @@ def _step_limits(config: EngineConfig, model: Model, layout: BlockLayout) -> Ste
         max_num_seqs=config.max_num_seqs,
         max_model_len=model.max_model_len,
         prefix_caching=config.enable_prefix_caching,
+        max_prompt_logits=max(1, PROMPT_LOGITS_BYTES // (4 * model.vocab_size)),
     )

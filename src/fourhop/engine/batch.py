@@ -26,32 +26,38 @@ class Span:
 
 @dataclass(frozen=True)
 class Batch:
-    """`token_ids`, `positions` and `slots` have one entry per row; `sample_rows` are the rows whose logits matter."""
+    """`token_ids`, `positions` and `slots` have one entry per row.
+
+    The logits that matter are those of `sample_rows`, and of `prompt_rows` for the prompt tokens that follow them.
+    """
 
     token_ids: list[int]
     positions: list[int]
     slots: list[int]
     spans: list[Span]
     sample_rows: list[int]
+    prompt_rows: list[int]
 
 
 def build_batch(work: list[Work], block_size: int) -> Batch:
-    """Flatten a step. Rows follow the order of `work`; sampled rows too."""
+    """Flatten a step. Rows follow the order of `work`; sampled and prompt rows too."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     spans: list[Span] = []
     sample_rows: list[int] = []
+    prompt_rows: list[int] = []
     for item in work:
-        end = item.start + item.num_tokens
+        first, end = len(token_ids), item.start + item.num_tokens
         blocks = item.sequence.blocks
-        spans.append(Span(len(token_ids), item.num_tokens, item.start, context_runs(blocks, end, block_size)))
+        spans.append(Span(first, item.num_tokens, item.start, context_runs(blocks, end, block_size)))
         token_ids += item.sequence.token_ids[item.start : end]
         positions += range(item.start, end)
         slots += (blocks[at // block_size] * block_size + at % block_size for at in range(item.start, end))
+        prompt_rows += range(first, first + item.num_prompt_logits)
         if item.samples:
             sample_rows.append(len(token_ids) - 1)
-    return Batch(token_ids, positions, slots, spans, sample_rows)
+    return Batch(token_ids, positions, slots, spans, sample_rows, prompt_rows)
 
 
 def context_runs(blocks: list[int], num_tokens: int, block_size: int) -> list[Run]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fourhop.engine.durations import Durations
 from fourhop.engine.sequence import Finish, Sequence
 from fourhop.wire.errors import FourhopError
-from fourhop.wire.logprobs import TokenLogprob
+from fourhop.wire.logprobs import PromptLogprobs, TokenLogprob
 from fourhop.wire.moments import Moment, Timeline
 from fourhop.wire.ticket import KVTicket
 
@@ -17,7 +17,7 @@ from fourhop.wire.ticket import KVTicket
 class Update:
     """What a job gained: a token, its end, or an error instead of everything else.
 
-    The first with a token and the last carry the moments so far.
+    The first with a token and the last carry the moments so far; the first also what was asked of the prompt.
     """
 
     token_id: int | None = None
@@ -26,6 +26,7 @@ class Update:
     ticket: KVTicket | None = None
     error: FourhopError | None = None
     moments: dict[str, float] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(eq=False)

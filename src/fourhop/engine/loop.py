@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from fourhop.engine.jobs import Job, Jobs, Update
-from fourhop.engine.sampled import Sampled
+from fourhop.engine.sampled import Computed, Sampled
 from fourhop.engine.scheduler import Scheduler, Work
 from fourhop.engine.sequence import Finish, Phase, Sequence, finish_of
 from fourhop.engine.transfers import MIGRATED, Transfers
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 class ModelRunner(Protocol):
     """A model over the KV pool: `runner.Runner`, or the toy."""
 
-    def run(self, work: list[Work]) -> dict[int, Sampled | None]:
-        """Compute a step; the sampled token, or None where none can be chosen, by sequence id."""
+    def run(self, work: list[Work]) -> Computed:
+        """Compute a step."""
 
     def stage_out(self, blocks: list[int]) -> None:
         """Make the pool's memory hold these blocks, for a connector to read."""
@@ -145,7 +145,9 @@ class EngineLoop:
             self.transfers.begin(step.loads)
         self._open_tickets(step.work)
         self._mark_started(step.work)
-        sampled = self._fail_tokenless(self._runner.run(step.work) if step.work else {})
+        computed = self._runner.run(step.work) if step.work else Computed({})
+        sampled = self._fail_tokenless(computed.sampled)
+        self._note_prompts(step.work, computed)
         work = [item for item in step.work if item.sequence.phase is Phase.RUNNING]
         gained = self.scheduler.advance(work, {seq_id: token.token_id for seq_id, token in sampled.items()})
         self.occupancy = self.scheduler.occupancy()
@@ -198,6 +200,11 @@ class EngineLoop:
             self._end(job, Update(error=EngineError("no token can be chosen: all are forbidden, or logits are NaN")))
         return {seq_id: token for seq_id, token in sampled.items() if token is not None}
 
+    def _note_prompts(self, work: list[Work], computed: Computed) -> None:
+        for item in work:
+            if (entries := computed.prompt_logprobs.get(item.sequence.seq_id)) is not None:
+                item.sequence.note_prompt_logprobs(item.start, entries)
+
     def _publish(self, gained: list[tuple[Sequence, Finish | None]], sampled: dict[int, Sampled]) -> None:
         """Tell every job what it gained in this step."""
         for sequence, finish in gained:
@@ -207,7 +214,9 @@ class EngineLoop:
             if sequence.phase is Phase.HELD and self.transfers is not None:
                 ticket = self.transfers.issue(sequence, token)
             self.jobs.note_token(job)
-            update = Update(token.token_id, token.logprob, finish, ticket)
+            update = Update(
+                token.token_id, token.logprob, finish, ticket, prompt_logprobs=sequence.take_prompt_logprobs()
+            )
             if finish is None:
                 self.jobs.deliver(job, update)
             else:

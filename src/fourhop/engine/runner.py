@@ -9,10 +9,11 @@ from transformers import AttentionInterface
 from fourhop.engine.attention import ATTENTION, PagedKV, paged_attention
 from fourhop.engine.batch import build_batch
 from fourhop.engine.model import LoadedModel
-from fourhop.engine.sampled import Sampled
-from fourhop.engine.sampler import SampleRow, sample
+from fourhop.engine.sampled import Computed
+from fourhop.engine.sampler import SampleRow, prompt_logprobs, sample
 from fourhop.engine.scheduler import Work
 from fourhop.kv.layout import KVPool
+from fourhop.wire.logprobs import PromptLogprob
 
 AttentionInterface.register(ATTENTION, paged_attention)
 
@@ -34,10 +35,10 @@ class Runner:
         self._device = device
 
     @torch.inference_mode()
-    def run(self, work: list[Work]) -> dict[int, Sampled | None]:
-        """Compute the step and sample where a sequence reached its last token, by sequence id.
+    def run(self, work: list[Work]) -> Computed:
+        """Compute the step, sample where a sequence reached its last token, and look at the prompts that ask for it.
 
-        None stands where no token can be chosen: the logits are not numbers, or the parameters forbid every token.
+        No token can be chosen where the logits are not numbers, or the parameters forbid every token.
         """
         batch = build_batch(work, self._block_size)
         paged = PagedKV(self._planes, self._tensor(batch.slots), batch.spans)
@@ -46,11 +47,11 @@ class Runner:
             input_ids=self._tensor(batch.token_ids)[None],
             position_ids=self._tensor(batch.positions)[None],
             use_cache=False,
-            logits_to_keep=self._tensor(batch.sample_rows or [0]),
+            logits_to_keep=self._tensor(batch.sample_rows + batch.prompt_rows or [0]),
             paged_kv=paged,
         )
-        if not sampling:
-            return {}
+        logits = output.logits[0].float()
+        num_sampled = len(batch.sample_rows)
         rows = [
             SampleRow(
                 params=sequence.params,
@@ -63,8 +64,11 @@ class Runner:
             )
             for sequence in sampling
         ]
-        sampled = sample(output.logits[0].float(), rows)
-        return {sequence.seq_id: token for sequence, token in zip(sampling, sampled, strict=True)}
+        sampled = sample(logits[:num_sampled], rows)
+        return Computed(
+            {sequence.seq_id: token for sequence, token in zip(sampling, sampled, strict=True)},
+            _prompt_logprobs(logits[num_sampled:], work) if batch.prompt_rows else {},
+        )
 
     def stage_out(self, blocks: list[int]) -> None:
         """Bring blocks from the device to the pool's memory, before they are published."""
@@ -84,3 +88,15 @@ class Runner:
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)
+
+
+def _prompt_logprobs(logits: torch.Tensor, work: list[Work]) -> dict[int, list[dict[int, PromptLogprob]]]:
+    """Of each prompt that asks for them, by sequence id. `logits` has the rows of all, in the order of `work`."""
+    found = {}
+    for item in work:
+        num_rows, num_top = item.num_prompt_logits, item.sequence.params.prompt_logprobs
+        if num_rows and num_top is not None:
+            rows, logits = logits[:num_rows], logits[num_rows:]
+            following = item.sequence.token_ids[item.start + 1 : item.start + 1 + num_rows]
+            found[item.sequence.seq_id] = prompt_logprobs(rows, following, num_top)
+    return found

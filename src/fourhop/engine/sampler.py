@@ -19,7 +19,7 @@ import torch
 
 from fourhop.engine.sampled import Sampled
 from fourhop.wire.generate import SamplingParams
-from fourhop.wire.logprobs import TokenLogprob, TopLogprob
+from fourhop.wire.logprobs import PromptLogprob, TokenLogprob, TopLogprob
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this temperature the likeliest token is taken (vLLM's `_SAMPLING_EPS`)."""
@@ -67,6 +67,20 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled | No
     return [
         _sampled(likeliest[index]) if plain[index] else _sample_row(logits[index].cpu().numpy(), row)
         for index, row in enumerate(rows)
+    ]
+
+
+def prompt_logprobs(
+    logits: torch.Tensor, next_token_ids: Sequence[int], num_top: int
+) -> list[dict[int, PromptLogprob]]:
+    """How likely each prompt token was after the ones before it, and which `num_top` tokens were the likeliest.
+
+    `logits`, float32 [num_rows, vocab_size], are those before each of `next_token_ids`.
+    """
+    rows = logits.cpu().numpy()
+    return [
+        _as_prompt(_logprob(row.astype(np.float64), token_id, num_top))
+        for row, token_id in zip(rows, next_token_ids, strict=True)
     ]
 
 
@@ -214,6 +228,12 @@ def _logprob(raw: Floats, token_id: int, num_top: int) -> TokenLogprob:
         *_on_wire(value - total, rank),
         [TopLogprob(int(other), *_on_wire(raw[other] - total, place)) for place, other in enumerate(top, start=1)],
     )
+
+
+def _as_prompt(entry: TokenLogprob) -> dict[int, PromptLogprob]:
+    """The token itself first, then the likeliest ones."""
+    likeliest = {top.token_id: PromptLogprob(top.logprob, top.rank) for top in entry.top_logprobs}
+    return {entry.token_id: PromptLogprob(entry.logprob, entry.rank)} | likeliest
 
 
 def _on_wire(logprob: float, rank: int) -> tuple[float, int | None]:

@@ -5,6 +5,9 @@ arrival, all under one token budget. A waiting sequence is admitted with the blo
 so admitted sequences never wait for one another. When a running one needs a block and none is free, the youngest
 running sequence gives its blocks back and waits at the front, to be recomputed: the oldest always goes on. Blocks that
 another engine may be reading (`held_as`) are never given back.
+
+A sequence that wants its prompt's log-probabilities computes every token of it, in chunks small enough for their logits
+(`max_prompt_logits`), and finds nothing in the prefix cache, as in vLLM: what is cached has no logits.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ class Limits:
     max_num_seqs: int
     max_model_len: int
     prefix_caching: bool
+    max_prompt_logits: int = 256
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ class Work:
     start: int
     num_tokens: int
     samples: bool
+
+    @property
+    def num_prompt_logits(self) -> int:
+        """How many of its tokens have another prompt token after them whose log-probability is asked for."""
+        wants = self.sequence.wants_prompt_logprobs
+        return max(0, min(self.num_tokens, self.sequence.num_prompt - 1 - self.start)) if wants else 0
 
 
 @dataclass(frozen=True)
@@ -55,11 +65,13 @@ class Step:
     loads: list[Load] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     num_tokens: int = 0
+    num_prompt_logits: int = 0
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         samples = num_tokens == sequence.num_uncomputed
         self.work.append(Work(sequence, sequence.num_computed, num_tokens, samples))
         self.num_tokens += num_tokens
+        self.num_prompt_logits += self.work[-1].num_prompt_logits
 
 
 @dataclass(frozen=True)
@@ -181,8 +193,7 @@ class Scheduler:
 
     def _extend(self, sequence: Sequence, step: Step) -> None:
         """Give a running sequence its next tokens, and the blocks they need."""
-        budget = self.limits.max_num_batched_tokens - step.num_tokens
-        num_tokens = min(sequence.num_uncomputed, budget)
+        num_tokens = min(sequence.num_uncomputed, self._room(sequence, step))
         if num_tokens <= 0 or sequence.phase is not Phase.RUNNING:
             return
         missing = self._blocks_for(sequence.num_computed + num_tokens) - len(sequence.blocks)
@@ -192,6 +203,13 @@ class Scheduler:
         if missing > 0:
             sequence.blocks += self.pool.allocate(missing, after=sequence.blocks[-1] if sequence.blocks else None)
         step.add(sequence, num_tokens)
+
+    def _room(self, sequence: Sequence, step: Step) -> int:
+        """How many tokens of the sequence the step can take."""
+        room = self.limits.max_num_batched_tokens - step.num_tokens
+        if sequence.wants_prompt_logprobs:
+            room = min(room, self.limits.max_prompt_logits - step.num_prompt_logits)
+        return room
 
     def _preempt(self, step: Step, needy: Sequence) -> bool:
         """Free the youngest running sequence that the step does not compute; False if that is the needy one."""
@@ -205,7 +223,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, step: Step) -> bool:
         """Take the first waiting sequence if a place, tokens of the budget and all its blocks are there."""
-        budget = self.limits.max_num_batched_tokens - step.num_tokens
+        budget = self._room(sequence, step)
         if len(self.running) + len(self.loading) >= self.limits.max_num_seqs:
             return False
         if budget <= 0 and sequence.ticket is None:
@@ -240,7 +258,7 @@ class Scheduler:
 
     def _find_prefix(self, sequence: Sequence) -> list[int]:
         """Known blocks of the sequence's beginning; at least one token is always left to compute."""
-        if not self.limits.prefix_caching:
+        if not self.limits.prefix_caching or sequence.wants_prompt_logprobs:
             return []
         self._hash_blocks(sequence)
         usable = (sequence.num_tokens - 1) // self.limits.block_size

@@ -12,6 +12,7 @@ from enum import Enum
 from fourhop.engine.blocks import extend_hashes, hash_block, root_hash
 from fourhop.engine.grammar import Allowed
 from fourhop.wire.generate import FinishReason, SamplingParams
+from fourhop.wire.logprobs import PromptLogprob, PromptLogprobs
 from fourhop.wire.ticket import KVTicket
 
 
@@ -43,6 +44,7 @@ class Sequence:
     ours and unique, `request_id` the client's and not. `allowed` tells which tokens may follow an output so far, where
     the request asks for a structure. `held_as` is the ticket of a
     held sequence; an orphan is one whose ticket ended before it was computed, so there is nobody to hold it for.
+    `prompt_logprobs` are those that are known so far, if they are asked for.
     """
 
     seq_id: int
@@ -66,6 +68,7 @@ class Sequence:
     num_cached: int | None = None
     held_as: str = ""
     is_orphan: bool = False
+    prompt_logprobs: PromptLogprobs = field(default_factory=lambda: [None])
 
     def __post_init__(self) -> None:
         self.token_ids = self.prompt_token_ids + self.output_token_ids
@@ -90,6 +93,22 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """True until the whole prompt is computed, if its log-probabilities are asked for."""
+        return self.params.prompt_logprobs is not None and not self.output_token_ids
+
+    def note_prompt_logprobs(self, start: int, entries: list[dict[int, PromptLogprob]]) -> None:
+        """Those of the prompt tokens after position `start`, perhaps not for the first time."""
+        self.prompt_logprobs[start + 1 :] = entries
+
+    def take_prompt_logprobs(self) -> PromptLogprobs | None:
+        """All of them, once: with the first token."""
+        if self.params.prompt_logprobs is None or self.num_output != 1:
+            return None
+        taken, self.prompt_logprobs = self.prompt_logprobs, [None]
+        return taken
 
     def enter(self, phase: Phase) -> None:
         """Go on to `phase`; an illegal step is our own bug."""

@@ -145,7 +145,10 @@ class Engine:
             raise Unavailable(reason)
         check_request(request, self.limits)
         choices = split_choices(with_seed(request, lambda: secrets.randbits(63)))
-        merged = merge_choices([self._generate_one(choice) for choice in choices])
+        merged = merge_choices(
+            [self._generate_one(choice) for choice in choices],
+            prompt_first=request.sampling_params.prompt_logprobs is not None,
+        )
         try:
             async for chunk in merged:
                 yield chunk
@@ -221,7 +224,9 @@ class Engine:
                 "this engine has no KV connector; start it with --kv-transfer-config", param="kv_transfer_params"
             )
         if isinstance(transfer, HoldRequest):
-            is_help = transfer.prefix is not None and self._is_good(transfer.prefix, request, may_recompute=True)
+            # What is not computed here has no logits here.
+            prefix = None if request.sampling_params.prompt_logprobs is not None else transfer.prefix
+            is_help = prefix is not None and self._is_good(prefix, request, may_recompute=True)
             return transfer if is_help else msgspec.structs.replace(transfer, prefix=None)
         may_recompute = self._transfer.kv_load_failure_policy == "recompute"
         return transfer if self._is_good(transfer, request, may_recompute=may_recompute) else None
@@ -274,6 +279,7 @@ def _chunk(request: GenerateRequest, update: Update, *, is_first: bool) -> Gener
         kv_transfer_params=None if update.ticket is None else msgspec.to_builtins(update.ticket),
         moments=update.moments,
         prompt_token_ids=request.token_ids if is_first and request.return_token_ids else None,
+        prompt_logprobs=update.prompt_logprobs,
     )
 
 

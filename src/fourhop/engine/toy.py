@@ -11,9 +11,10 @@ import hashlib
 import numpy as np
 
 from fourhop.engine.batch import Run, build_batch
-from fourhop.engine.sampled import Sampled
+from fourhop.engine.sampled import Computed, Sampled
 from fourhop.engine.scheduler import Work
 from fourhop.kv.layout import BlockLayout, KVPool
+from fourhop.wire.logprobs import PromptLogprob, PromptLogprobs
 
 FIRST_TOKEN, NUM_TOKENS = 10, 97
 
@@ -33,6 +34,12 @@ def toy_output(prompt: list[int], num_tokens: int, seed: int = 0) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def toy_prompt_logprobs(prompt: list[int]) -> PromptLogprobs:
+    """What the toy model says of a prompt: a number made of each token and all before it."""
+    values = [_value(token, at) for at, token in enumerate(prompt)]
+    return [None, *(_judge(values[: at + 1], token) for at, token in enumerate(prompt[1:]))]
+
+
 def _value(token_id: int, position: int) -> int:
     return (token_id * 1_000_003 + position * 7_919 + 1) % (1 << 62)
 
@@ -40,6 +47,15 @@ def _value(token_id: int, position: int) -> int:
 def _choose(values: list[int], seed: int = 0) -> int:
     digest = hashlib.blake2b(repr((seed, values)).encode(), digest_size=4).digest()
     return FIRST_TOKEN + int.from_bytes(digest, "little") % NUM_TOKENS
+
+
+def _judge(values: list[int], token_id: int) -> dict[int, PromptLogprob]:
+    return {token_id: PromptLogprob(-float(_choose(values, token_id)), 1)}
+
+
+def _judge_prompt(item: Work, values: list[int]) -> list[dict[int, PromptLogprob]]:
+    places = range(item.start, item.start + item.num_prompt_logits)
+    return [_judge(values[: at + 1], item.sequence.token_ids[at + 1]) for at in places]
 
 
 def _seed(item: Work) -> int:
@@ -54,15 +70,16 @@ class ToyRunner:
         self._block_size = pool.layout.block_size
         self._slots = pool.planes.reshape(pool.layout.num_planes, -1).view(np.int64)
 
-    def run(self, work: list[Work]) -> dict[int, Sampled | None]:
+    def run(self, work: list[Work]) -> Computed:
         batch = build_batch(work, self._block_size)
         for token_id, position, slot in zip(batch.token_ids, batch.positions, batch.slots, strict=True):
             self._slots[:, slot] = _value(token_id, position)
-        return {
-            item.sequence.seq_id: Sampled(_choose(self._read(span.context_runs), _seed(item)))
-            for item, span in zip(work, batch.spans, strict=True)
-            if item.samples
-        }
+        contexts = [self._read(span.context_runs) for span in batch.spans]
+        pairs = list(zip(work, contexts, strict=True))
+        return Computed(
+            {item.sequence.seq_id: Sampled(_choose(values, _seed(item))) for item, values in pairs if item.samples},
+            {item.sequence.seq_id: _judge_prompt(item, values) for item, values in pairs if item.num_prompt_logits},
+        )
 
     def stage_out(self, blocks: list[int]) -> None:
         """The pool is the only copy."""

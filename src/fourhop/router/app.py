@@ -157,7 +157,9 @@ class Router:
         self._records.add(record)
         try:
             record.runs = self._admit(request, record.timeline.at_s[Moment.RECEIVED])
-            async with aclosing(merge_choices([self._split.generate(run) for run in record.runs])) as chunks:
+            looks_at_prompt = request.sampling_params.prompt_logprobs is not None
+            streams = [self._split.generate(run) for run in record.runs]
+            async with aclosing(merge_choices(streams, prompt_first=looks_at_prompt)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             record.outcome = "finished"

@@ -21,6 +21,7 @@ from fourhop.wire.generate import (
     PromptTokensDetails,
     Usage,
 )
+from fourhop.wire.logprobs import PromptLogprobs
 from fourhop.wire.moments import Moment, Timeline
 
 LegKind = Literal["whole", "prefill", "decode"]
@@ -99,11 +100,16 @@ class Run:
     _details: PromptTokensDetails | None = None
     _has_begun: bool = False
 
-    def leg_request(self, leg_id: str, *, max_tokens: int | None, transfer: dict[str, Any] | None) -> GenerateRequest:
-        """What an engine is sent to go on from here: it continues after every token that was delivered."""
+    def leg_request(self, kind: LegKind, leg_id: str, transfer: dict[str, Any] | None) -> GenerateRequest:
+        """What an engine is sent to go on from here: it continues after every token that was delivered.
+
+        The leg that computes the prompt and gives the first token also tells of the prompt's log-probabilities.
+        """
         params = self.request.sampling_params
-        if max_tokens is not None:
-            params = msgspec.structs.replace(params, max_tokens=max_tokens)
+        if kind == "prefill":
+            params = msgspec.structs.replace(params, max_tokens=1)
+        if kind == "decode" or not self.owes_prompt_logprobs:
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
         return msgspec.structs.replace(
             self.request,
             request_id=leg_id,
@@ -114,7 +120,9 @@ class Run:
             model=None,
         )
 
-    def deliver(self, leg: Leg, choice: ChunkChoice) -> GenerateChunk | None:
+    def deliver(
+        self, leg: Leg, choice: ChunkChoice, prompt_logprobs: PromptLogprobs | None = None
+    ) -> GenerateChunk | None:
         """Take in what an engine made; returns it as the client sees it, None if there is nothing to see.
 
         The end of a prefill leg, and that of a leg which goes on elsewhere, is not the client's.
@@ -131,6 +139,7 @@ class Run:
         return GenerateChunk(
             request_id=self.request.request_id,
             choices=[choice],
+            prompt_logprobs=prompt_logprobs,
             moments=self.timeline.since_received() if tells else None,
         )
 
@@ -152,6 +161,11 @@ class Run:
             usage=Usage(num_prompt, self.num_output, num_prompt + self.num_output, self._details),
             moments=self.timeline.since_received(),
         )
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        """True if the client waits for the prompt's log-probabilities, which come with the first token."""
+        return self.request.sampling_params.prompt_logprobs is not None and not self.delivered
 
     @property
     def ticket(self) -> dict[str, Any] | None:

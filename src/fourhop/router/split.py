@@ -88,7 +88,7 @@ class Split:
         worker = self.fleet.workers[placement.engine]
         if not placement.is_split:
             return self._leg(run, "whole", worker, None)
-        prefix = await self.conversations.find(run, worker)
+        prefix = None if run.owes_prompt_logprobs else await self.conversations.find(run, worker)
         leg = self._leg(run, "prefill", worker, HOLD if prefix is None else HOLD | {"prefix": prefix})
         self.handover.ask(run, leg)
         return leg
@@ -130,7 +130,7 @@ class Split:
     def _leg(
         self, run: Run, kind: LegKind, worker: Worker, transfer: dict[str, Any] | None, *, ahead: bool = False
     ) -> Leg:
-        request = run.leg_request(self.new_id(), max_tokens=1 if kind == "prefill" else None, transfer=transfer)
+        request = run.leg_request(kind, self.new_id(), transfer)
         if kind != "decode" and not run.delivered:
             run.prefill = worker.name
         if kind != "prefill":
@@ -150,7 +150,7 @@ class Split:
         choice = chunk.choices[0]
         if leg.num_repeats and choice.token_ids:
             choice = without_repeated(run, leg, choice)
-        shown = run.deliver(leg, choice)
+        shown = run.deliver(leg, choice, chunk.prompt_logprobs)
         if choice.finish_reason == "migrated":
             self.handover.take_moved(run, leg, chunk.kv_transfer_params)
         elif leg.kind == "prefill":

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from fourhop.tokens.connection import Answer, Session, Timeouts, call, request_headers
+from fourhop.tokens.limits import PARAMS
 from fourhop.wire import sse
 from fourhop.wire.errors import ErrorBody, PeerError, PeerRefused
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, StreamOptions, Usage
+from fourhop.wire.logprobs import PromptLogprobs
 
 GENERATE_PATH = "/inference/v1/generate"
 STREAM_END_S = 2.0
@@ -110,6 +112,7 @@ def _chunk(event: _Event, request_id: str) -> GenerateChunk:
         choices=event.choices,
         usage=event.usage,
         prompt_token_ids=event.prompt_token_ids,
+        prompt_logprobs=event.prompt_logprobs,
         kv_transfer_params=event.kv_transfer_params,
         moments=event.moments,
     )
@@ -128,6 +131,7 @@ def _follows(held: _Event, event: _Event) -> bool:
         and event.usage is None
         and held.kv_transfer_params is None
         and event.prompt_token_ids is None
+        and event.prompt_logprobs is None
     )
 
 
@@ -165,6 +169,7 @@ class _Event(msgspec.Struct):
     choices: list[ChunkChoice] = []
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     kv_transfer_params: dict[str, Any] | None = None
     moments: dict[str, float] | None = None
     error: _ErrorEvent | None = None
@@ -173,14 +178,28 @@ class _Event(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Event).decode
 
 
+_NO_PROMPT_LOGPROBS = ErrorBody(
+    f"{PARAMS}.prompt_logprobs: the engine gives no log-probabilities of the prompt in a stream",
+    "BadRequestError",
+    f"{PARAMS}.prompt_logprobs",
+    400,
+)
+
+
 class _Missing:
-    """What a stream still owes: the finish of each choice, and the usage of all."""
+    """What a stream still owes: what was asked of the prompt, the finish of each choice, and the usage of all."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._choices = set(range(request.sampling_params.n))
         self._usage = True
+        self._prompt = request.sampling_params.prompt_logprobs is not None
 
     def note(self, event: _Event) -> None:
+        """Raises PeerRefused for a first token without what it comes with: a stock vLLM streams no such thing."""
+        if self._prompt and event.choices:
+            if event.prompt_logprobs is None:
+                raise PeerRefused(400, _NO_PROMPT_LOGPROBS)
+            self._prompt = False
         for choice in event.choices:
             if choice.finish_reason is not None:
                 self._choices.discard(choice.index)

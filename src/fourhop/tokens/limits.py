@@ -15,7 +15,7 @@ import msgspec
 from fourhop.wire.errors import ClientError
 from fourhop.wire.generate import GenerateRequest, SamplingParams
 from fourhop.wire.structure import GrammarStart, parse_structure
-from fourhop.wire.ticket import parse_transfer_params
+from fourhop.wire.ticket import KVTicket, parse_transfer_params
 
 PARAMS = "sampling_params"
 MAX_SALT_CHARS = 128
@@ -38,7 +38,10 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
     _check_counts(request, limits)
     _check_token_ids(request, limits.vocab_size)
     _check_window(request, limits.max_model_len)
-    parse_transfer_params(request.kv_transfer_params)  # whole, or a ClientError; whether it is true is `verify`'s
+    transfer = parse_transfer_params(request.kv_transfer_params)  # whether it is true is `verify`'s
+    if isinstance(transfer, KVTicket) or request.output_token_ids:
+        reason = "must be null where the prompt was computed elsewhere: the engine that did so gives them"
+        _expect(request.sampling_params.prompt_logprobs is None, reason, "prompt_logprobs")
 
 
 def resolve_max_tokens(request: GenerateRequest, max_model_len: int) -> GenerateRequest:
@@ -68,8 +71,6 @@ def check_supported(request: GenerateRequest) -> None:
         _refuse("stop strings need a tokenizer; this server takes stop_token_ids only", f"{PARAMS}.stop")
     if params.bad_words:
         _refuse("bad words need a tokenizer; use logit_bias", f"{PARAMS}.bad_words")
-    if params.prompt_logprobs is not None:
-        _refuse("prompt logprobs are not supported", f"{PARAMS}.prompt_logprobs")
     _check_structure(request)
     for name in params.extra_args or {}:
         _refuse("this argument is not supported", f"{PARAMS}.extra_args.{name}")
@@ -110,11 +111,10 @@ def _check_counts(request: GenerateRequest, limits: Limits) -> None:
     _expect(
         1 <= params.n <= limits.max_num_choices, f"must be between 1 and {limits.max_num_choices}, not {params.n}", "n"
     )
-    _expect(
-        params.logprobs is None or 0 <= params.logprobs <= limits.max_logprobs,
-        f"must be between 0 and {limits.max_logprobs}",
-        "logprobs",
-    )
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        _expect(
+            count is None or 0 <= count <= limits.max_logprobs, f"must be between 0 and {limits.max_logprobs}", name
+        )
     if params.n > 1 and (request.output_token_ids or request.kv_transfer_params is not None):
         _refuse("must be 1 with output_token_ids or kv_transfer_params", f"{PARAMS}.n")
 

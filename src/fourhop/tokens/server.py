@@ -16,6 +16,7 @@ class TokenServer(Protocol):
 
     - Each choice yields token deltas in order and exactly one chunk with a finish reason, and nothing after that.
     - The last chunk has `choices == []` and the usage of all choices.
+    - `prompt_logprobs`, if they are asked for, come once, with the first chunk that has a choice.
     - It ends either that way or by raising a FourhopError; it never just stops, and it never takes unbounded time.
     - A request that is refused raises before the first chunk.
     - Closing the iterator (`aclose`, or cancelling the task in it) aborts the request everywhere and returns once the
@@ -29,12 +30,13 @@ class TokenServer(Protocol):
 async def collect(chunks: AsyncIterator[GenerateChunk], *, model: str | None, created: int) -> GenerateResponse:
     """The whole answer of a stream: what is not streamed is a stream that was collected."""
     builders: dict[int, _Choice] = {}
-    request_id, usage, transfer, prompt_ids = "", None, None, None
+    request_id, usage, transfer, prompt_ids, prompt_logprobs = "", None, None, None, None
     async for chunk in chunks:
         request_id = chunk.request_id
         usage = chunk.usage or usage
         transfer = chunk.kv_transfer_params or transfer
         prompt_ids = chunk.prompt_token_ids or prompt_ids
+        prompt_logprobs = chunk.prompt_logprobs or prompt_logprobs
         for delta in chunk.choices:
             builders.setdefault(delta.index, _Choice()).add(delta)
     return GenerateResponse(
@@ -43,6 +45,7 @@ async def collect(chunks: AsyncIterator[GenerateChunk], *, model: str | None, cr
         created=created,
         choices=[builder.build(index) for index, builder in sorted(builders.items())],
         usage=usage,
+        prompt_logprobs=prompt_logprobs,
         prompt_token_ids=prompt_ids,
         kv_transfer_params=transfer,
     )

@@ -1,7 +1,8 @@
 """Tokens in, tokens out: the one interface between every two tiers below the frontend.
 
 Field-compatible with vLLM 0.32's `/inference/v1/generate` (`output_mode: "tokens"`). Additions are `output_token_ids`
-and `grammar_start` in the request, and `kv_transfer_params` and `moments` in the last chunk of a stream.
+and `grammar_start` in the request, `prompt_logprobs` in the first chunk of a stream, and `kv_transfer_params` and
+`moments` in the last.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from fourhop.wire.logprobs import ChoiceLogprobs
+from fourhop.wire.logprobs import ChoiceLogprobs, PromptLogprobs
 from fourhop.wire.structure import GrammarStart
 
 FinishReason = Literal["stop", "length", "abort", "migrated"]
@@ -117,7 +118,8 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a stream. At most one choice each; a usage chunk has none.
 
-    `kv_transfer_params` (a ticket) and `moments` (seconds after the hop received the request) come with the finish.
+    `kv_transfer_params` (a ticket) and `moments` (seconds after the hop received the request) come with the finish,
+    `prompt_logprobs` with the first token of choice 0, which comes before those of other choices then.
     """
 
     request_id: str
@@ -125,6 +127,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
     output_mode: str = "tokens"
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     kv_transfer_params: dict[str, Any] | None = None
     moments: dict[str, float] | None = None
 
@@ -145,7 +148,7 @@ class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     choices: list[GenerateChoice]
     usage: Usage | None = None
-    prompt_logprobs: list[Any] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Token log-probabilities as vLLM's generate endpoint writes them: ids, not text."""
+"""Token log-probabilities as vLLM 0.32 writes them, of what was generated and of the prompt."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     logprob: float
     rank: int | None = None
     top_logprobs: list[TopLogprob] = []
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, gc=False):
+    """How likely a token was at its place in the prompt. `decoded_token` is its text, where there is a tokenizer."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""One entry for each prompt token: None for the first, then by id the prompt's own token and the likeliest ones."""
 
 
 class ChoiceLogprobs(msgspec.Struct, frozen=True):
