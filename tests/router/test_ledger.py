@@ -9,26 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from fourhop.router.handoff.protocol import Handle
 from fourhop.router.ledger import ASKED_LEASE_S, Hold, HoldState, Ledger
-from fourhop.wire.ticket import KVTicket
 from fourhop.wire.worker import Lease, Leases
 
 
-def ticket(ticket_id: str, expires_at_s: float) -> KVTicket:
-    return KVTicket(
-        ticket_id=ticket_id,
-        connector="local",
-        epoch="epoch-1",
-        fingerprint="f",
-        token_hash="h",
-        expires_at_s=expires_at_s,
-        engine_id="engine",
-        request_id="r",
-        host="",
-        port=0,
-        num_tokens=1,
-        block_ids=[],
-    )
+def handle(handle_id: str, expires_at_s: float) -> Handle:
+    return Handle({}, handle_id, "epoch-1", expires_at_s)
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -49,7 +36,7 @@ class LedgerMachine(RuleBasedStateMachine):
         asked = [hold for hold in self.holds if hold.state is HoldState.ASKED]
         if asked:
             hold = pick.choice(asked)
-            self.ledger.issue(hold, ticket(f"t-{hold.request_id}", self.now_s + lease_s), self.now_s)
+            self.ledger.issue(hold, handle(f"t-{hold.request_id}", self.now_s + lease_s), self.now_s)
 
     @rule(pick=st.randoms(use_true_random=False), state=st.sampled_from([HoldState.RELEASED, HoldState.EXPIRED]))
     def end(self, pick: Random, state: HoldState) -> None:
@@ -96,13 +83,13 @@ def test_a_pull_needs_a_ticket() -> None:
     hold = ledger.ask("r", "engine", "epoch-1", 0.0)
     with pytest.raises(ValueError, match="asked to pulled"):
         ledger.end(hold, HoldState.PULLED)
-    ledger.issue(hold, ticket("t", 30.0), 0.0)
+    ledger.issue(hold, handle("t", 30.0), 0.0)
     assert hold.ids == ["t", "r"]
     ledger.end(hold, HoldState.PULLED)
     ledger.end(hold, HoldState.RELEASED)
     assert ledger.ended == {HoldState.PULLED: 1}
     with pytest.raises(ValueError, match="pulled to issued"):
-        ledger.issue(hold, ticket("t", 30.0), 0.0)
+        ledger.issue(hold, handle("t", 30.0), 0.0)
 
 
 def test_a_hold_whose_ticket_was_never_seen_expires_too_once_nobody_wants_it() -> None:
@@ -120,7 +107,7 @@ def test_a_hold_whose_ticket_was_never_seen_expires_too_once_nobody_wants_it() -
 def test_a_lease_is_due_at_a_third_of_it_unless_an_engine_has_the_ticket() -> None:
     ledger = Ledger()
     hold = ledger.ask("r", "engine", "epoch-1", 0.0)
-    ledger.issue(hold, ticket("t", 30.0), 0.0)
+    ledger.issue(hold, handle("t", 30.0), 0.0)
     assert [ledger.due(now_s) for now_s in (0.0, 9.9, 10.1)] == [[], [], [hold]]
     ledger.renew(hold, {"again": True}, 10.1)
     assert hold.ticket == {"again": True}

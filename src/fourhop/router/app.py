@@ -32,12 +32,11 @@ from fourhop.router.split import Split
 from fourhop.service import ServerConfig, create_app, json_response
 from fourhop.service.logs import event
 from fourhop.tokens.choices import merge_choices, split_choices, with_seed
-from fourhop.tokens.client import RemoteTokenServer
 from fourhop.tokens.connection import Timeouts, open_session
+from fourhop.tokens.engine import RemoteEngine
 from fourhop.tokens.limits import Limits, check_request, resolve_max_tokens
 from fourhop.tokens.routes import token_routes
 from fourhop.tokens.server import TokenServer
-from fourhop.tokens.worker import RemoteWorker
 from fourhop.wire.errors import ClientError, FourhopError
 from fourhop.wire.generate import GenerateChunk, GenerateRequest
 from fourhop.wire.moments import Moment, Timeline
@@ -55,12 +54,15 @@ Dial = Callable[[str], tuple[TokenServer, Control]]
 async def dial_http(config: RouterConfig) -> AsyncIterator[Dial]:
     """Engines behind their URLs, over one pool of connections."""
     timeouts = Timeouts(config.connect_timeout_s, config.first_chunk_timeout_s, config.idle_timeout_s)
-    key = config.upstream_api_key
     async with open_session() as session:
-        yield lambda url: (
-            RemoteTokenServer(url, session, timeouts=timeouts, api_key=key),
-            RemoteWorker(url, session, timeout_s=config.probe_timeout_s, api_key=key),
-        )
+
+        def dial(url: str) -> tuple[TokenServer, Control]:
+            engine = RemoteEngine(
+                url, session, timeouts=timeouts, probe_timeout_s=config.probe_timeout_s, api_key=config.upstream_api_key
+            )
+            return engine, engine
+
+        yield dial
 
 
 @dataclass(eq=False)
@@ -124,7 +126,9 @@ class Router:
             ("prefill", self.config.prefill),
             ("decode", self.config.decode),
         )
-        await self.fleet.start([Worker(url, role, *dial(url)) for role, urls in roles for url in urls])
+        await self.fleet.start(
+            [Worker(url, role, *dial(url), handoff=self.config.handoff) for role, urls in roles for url in urls]
+        )
         self._housekeeping = asyncio.create_task(self._keep_house(), name="router housekeeping")
 
     async def close(self) -> None:

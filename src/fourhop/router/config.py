@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import urlsplit
 
 from fourhop.wire.errors import StartError
@@ -15,6 +16,8 @@ class RouterConfig:
     Attributes:
         prefill: URLs of the engines that prompts go to.
         decode: URLs of the engines that tokens come from.
+        handoff: How KV moves between engines that are stock vLLMs, by their connector. Ours tell it themselves.
+            Default: it does not, and such an engine does whole requests.
         max_retries: How often one request may be given to another engine after one failed it.
         max_num_choices: Largest `n` of a request.
         max_logprobs: Most alternatives a request may ask for.
@@ -33,6 +36,7 @@ class RouterConfig:
 
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
+    handoff: Literal["nixl"] | None = None
     max_retries: int = 2
     max_num_choices: int = 64
     max_logprobs: int = 20

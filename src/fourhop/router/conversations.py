@@ -12,6 +12,7 @@ from typing import Any
 
 from fourhop.router.config import RouterConfig
 from fourhop.router.fleet import Fleet, Worker
+from fourhop.router.handoff.fourhop import handle_of
 from fourhop.router.ledger import HoldState, Ledger
 from fourhop.router.metrics import RouterMetrics
 from fourhop.router.prefixes import Holder, Match, Prefixes, extend_pages, page_tokens
@@ -101,7 +102,7 @@ class Conversations:
             self._ledger.end(run.prefix, HoldState.NEVER_HELD)
             self._index.forget(run.pages[: match.num_pages], holder)
             return None, "gone"
-        self._ledger.issue(run.prefix, ticket, now_s)
+        self._ledger.issue(run.prefix, handle_of(ticket), now_s)
         run.prefix.is_taken = True
         run.num_prefix_tokens = ticket.num_tokens
         return params, "asked"

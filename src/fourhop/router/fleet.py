@@ -79,13 +79,15 @@ class Worker:
     """One engine. `down` says why it gets no requests, None when it does; a draining one is well but gets none either.
 
     `num_heard` counts the chunks that it sent, of which `num_heard_before` are known to the fleet: an engine whose
-    streams go on is alive, whatever its health says. `last_seen_s` is when it was last known to be.
+    streams go on is alive, whatever its health says. `last_seen_s` is when it was last known to be. `handoff` is how it
+    hands KV over if it is a stock vLLM, which does not tell (`handoff.kinds`); None: it does not.
     """
 
     name: str
     role: EngineRole
     server: TokenServer
     control: Control
+    handoff: str | None = None
     info: WorkerInfo | None = None
     down: str | None = "not seen yet"
     is_draining: bool = False
@@ -113,7 +115,9 @@ class Worker:
     @property
     def exchange(self) -> str | None:
         """What another engine must have in common with this one to hand KV over."""
-        if self.info is None or self.info.connector is None:
+        if self.info is None:
+            return self.handoff
+        if self.info.connector is None:
             return None
         return f"{self.info.connector}:{self.info.fingerprint}"
 
@@ -164,8 +168,13 @@ class Fleet:
         worker.num_faults = 0
 
     def failed(self, worker: Worker, error: FourhopError) -> Verdict:
-        """Note what a request met at this engine."""
+        """Note what a request met at this engine.
+
+        Two stock vLLMs may differ where tokens are nearly as likely, and what one holds is then of no use to the other.
+        """
         verdict = judge(error)
+        if verdict is Verdict.FLEET and worker.info is None:
+            return Verdict.TRANSFER
         if verdict is Verdict.FAULT:
             self._take_down(worker, error.message)
         return verdict

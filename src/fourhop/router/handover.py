@@ -8,18 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from fourhop.router.fleet import Fleet
+from fourhop.router.fleet import Fleet, Worker
+from fourhop.router.handoff.kinds import TICKETS, stock_handoff
+from fourhop.router.handoff.protocol import Answer, Handoff
 from fourhop.router.ledger import HoldState, Ledger
 from fourhop.router.metrics import RouterMetrics
 from fourhop.router.release import Releaser
 from fourhop.router.run import Leg, Run
+from fourhop.tokens.continued import without_first
 from fourhop.wire.errors import EnginesDisagree, FourhopError, TransferError
 from fourhop.wire.generate import ChunkChoice
-from fourhop.wire.logprobs import ChoiceLogprobs
 from fourhop.wire.moments import Moment
-from fourhop.wire.ticket import KVTicket, parse_transfer_params, verify
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +43,10 @@ class Handover:
     metrics: RouterMetrics
     wall_clock: Callable[[], float]
 
+    def ask_params(self, worker: Worker, prefix: dict[str, Any] | None) -> dict[str, Any]:
+        """What a prefill leg is sent, so that it holds."""
+        return _handoff(worker).ask(prefix)
+
     def ask(self, run: Run, leg: Leg) -> None:
         """A leg that will hold is about to be sent."""
         now_s = self.wall_clock()
@@ -57,17 +60,25 @@ class Handover:
     def take_last(self, run: Run, leg: Leg, params: dict[str, Any] | None) -> None:
         """A prefill leg's end. Without a good ticket the next engine computes the prompt again."""
         assert run.hold is not None
-        if run.finish is not None:  # the engine holds nothing for a request that is over
-            was_issued = run.hold.state is HoldState.ISSUED
-            self.ledger.end(run.hold, HoldState.RELEASED if was_issued else HoldState.NEVER_HELD)
-            run.has_ticket = False
+        if run.finish is not None:
+            self._end_unused(run, leg, params)
         elif params is None:
             self.give_up(run, "no_ticket" if run.ticket is None else "withdrawn")
-        elif params.get("ticket_id") != run.hold.ticket_id and not self._take(run, leg, params):
-            self.give_up(run, "bad_ticket")
-        else:
+        elif run.hold.state is HoldState.ISSUED and params.get("ticket_id") == run.hold.ticket_id:
             run.has_ticket = True
             self.ledger.renew(run.hold, params, self.wall_clock())
+        elif not self._take(run, leg, params):
+            self.give_up(run, "bad_ticket")
+
+    def _end_unused(self, run: Run, leg: Leg, params: dict[str, Any] | None) -> None:
+        """The first token ended the request. Our engines then hold nothing; a stock vLLM holds all the same."""
+        assert run.hold is not None
+        if params is not None and self._take(run, leg, params):
+            self.releaser.leave(run.hold)
+        else:
+            was_issued = run.hold.state is HoldState.ISSUED
+            self.ledger.end(run.hold, HoldState.RELEASED if was_issued else HoldState.NEVER_HELD)
+        run.has_ticket = False
 
     def take_moved(self, run: Run, leg: Leg, params: dict[str, Any] | None) -> None:
         """The run shall go on elsewhere, with what the engine it leaves had computed, if that holds it."""
@@ -89,11 +100,14 @@ class Handover:
         if run.ticket is None or run.hold is None:
             return
         at_s = run.timeline.at_s
-        if Moment.KV_READY not in at_s:
+        has_told = Moment.KV_READY in at_s
+        if _handoff(leg.worker).tells_pulls and not has_told:
             self.give_up(run, "recomputed")
             return
         run.has_ticket = False
         self.ledger.end(run.hold, HoldState.PULLED)
+        if not has_told:
+            return
         requested_s = at_s.get(Moment.KV_REQUESTED, leg.sent_s)
         self.metrics.transfer_wait_s.observe(max(0.0, requested_s - leg.sent_s))
         self.metrics.transfer_s.observe(max(0.0, at_s[Moment.KV_READY] - requested_s))
@@ -109,6 +123,11 @@ class Handover:
         run.has_ticket = False
         self.releaser.leave(run.hold)
 
+    def give_up_spent(self, run: Run) -> None:
+        """A handle that works once is not sent again, nor one whose lease is nearly over."""
+        if run.ticket is not None and run.hold is not None and run.hold.is_spent(self.wall_clock()):
+            self.give_up(run, "used" if run.hold.is_taken else "late")
+
     def drop(self, run: Run, *, was_refused: bool) -> None:
         """A prefill leg failed without anything to go on with. An engine that refused holds nothing; another may."""
         run.has_ticket = False
@@ -121,20 +140,23 @@ class Handover:
         """Whether the ticket is good; then it is the run's."""
         assert run.hold is not None
         try:
-            ticket = parse_transfer_params(params)
-            if not isinstance(ticket, KVTicket):
-                raise TransferError("protocol", "these transfer parameters are no ticket")
-            fingerprint = ticket.fingerprint if leg.worker.info is None else leg.worker.info.fingerprint
-            now_s = self.wall_clock()
-            verify(ticket, fingerprint=fingerprint, token_ids=run.token_ids[: ticket.num_tokens], now_s=now_s)
+            now_s, info = self.wall_clock(), leg.worker.info
+            fingerprint = None if info is None else info.fingerprint
+            answer = Answer(params, run.token_ids, len(run.request.token_ids), fingerprint, now_s)
+            handle = _handoff(leg.worker).take(answer)
         except FourhopError as error:
             log.warning("%s issued a bad ticket: %s", leg.worker.name, error.message)
             return False
         if run.hold.state is not HoldState.ASKED:
             return False
-        self.ledger.issue(run.hold, ticket, now_s)
+        self.ledger.issue(run.hold, handle, now_s)
         run.has_ticket = True
         return True
+
+
+def _handoff(worker: Worker) -> Handoff:
+    """The protocol of an engine: ours for ours, the configured one for a stock vLLM."""
+    return TICKETS if worker.info is not None or worker.handoff is None else stock_handoff(worker.handoff)
 
 
 def without_repeated(run: Run, leg: Leg, choice: ChunkChoice) -> ChunkChoice:
@@ -144,5 +166,4 @@ def without_repeated(run: Run, leg: Leg, choice: ChunkChoice) -> ChunkChoice:
     if again != known[: len(again)]:
         raise EnginesDisagree(f"{run.prefill} made the tokens {known} where {leg.worker.name} made {again}")
     leg.num_repeats -= len(again)
-    logprobs = None if choice.logprobs is None else ChoiceLogprobs(choice.logprobs.content[len(again) :])
-    return msgspec.structs.replace(choice, token_ids=choice.token_ids[len(again) :], logprobs=logprobs)
+    return without_first(choice, len(again))

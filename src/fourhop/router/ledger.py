@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import msgspec
-
-from fourhop.wire.ticket import KVTicket
+from fourhop.router.handoff.protocol import Handle
 from fourhop.wire.worker import Lease, Leases
 
 ASKED_LEASE_S = 120.0
@@ -52,7 +50,8 @@ class Hold:
     """Blocks that one engine, in one of its lives, keeps or may keep for another.
 
     `ticket` is the newest there is, as transfer parameters. `is_taken` while an engine has it and keeps the lease alive
-    itself. `is_left` when nobody wants it any more, `is_leaked` when its engine could not be told so.
+    itself. `is_left` when nobody wants it any more, `is_leaked` when its engine could not be told so. With `send_by_s`
+    it only expires (`handoff.protocol.Handle`).
     """
 
     request_id: str
@@ -62,6 +61,7 @@ class Hold:
     lease_s: float = ASKED_LEASE_S
     ticket: dict[str, Any] | None = None
     ticket_id: str | None = None
+    send_by_s: float | None = None
     state: HoldState = HoldState.ASKED
     is_taken: bool = False
     is_left: bool = False
@@ -73,13 +73,21 @@ class Hold:
         return bool(NEXT[self.state])
 
     @property
+    def only_expires(self) -> bool:
+        return self.send_by_s is not None
+
+    def is_spent(self, now_s: float) -> bool:
+        """True for a handle that works once and was sent, or is too old to be."""
+        return self.send_by_s is not None and (self.is_taken or now_s >= self.send_by_s)
+
+    @property
     def ids(self) -> list[str]:
         """What the engine may know it by."""
         return [self.request_id] if self.ticket_id is None else [self.ticket_id, self.request_id]
 
     def is_due(self, now_s: float) -> bool:
         """True if the router is the one to renew the lease, and the time for it has come."""
-        is_ours = self.state is HoldState.ISSUED and not self.is_taken and not self.is_left
+        is_ours = self.state is HoldState.ISSUED and not self.is_taken and not self.is_left and not self.only_expires
         return is_ours and now_s >= self.expires_at_s - self.lease_s * (1 - RENEW_AT)
 
 
@@ -96,11 +104,12 @@ class Ledger:
         self.owed[request_id] = hold
         return hold
 
-    def issue(self, hold: Hold, ticket: KVTicket, now_s: float) -> None:
+    def issue(self, hold: Hold, handle: Handle, now_s: float) -> None:
         self._move(hold, HoldState.ISSUED)
-        hold.ticket = msgspec.to_builtins(ticket)
-        hold.ticket_id, hold.epoch = ticket.ticket_id, ticket.epoch
-        hold.expires_at_s, hold.lease_s = ticket.expires_at_s, ticket.expires_at_s - now_s
+        hold.ticket, hold.ticket_id = handle.params, handle.handle_id
+        hold.epoch = hold.epoch if handle.epoch is None else handle.epoch
+        hold.expires_at_s, hold.lease_s = handle.expires_at_s, handle.expires_at_s - now_s
+        hold.send_by_s = handle.send_by_s
 
     def renew(self, hold: Hold, ticket: dict[str, Any], now_s: float) -> None:
         """The engine began a new lease, and dated the ticket anew."""

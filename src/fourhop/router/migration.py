@@ -17,8 +17,7 @@ from starlette.routing import Route
 from fourhop.router.fleet import Fleet, Worker
 from fourhop.router.run import Run
 from fourhop.service import json_response, read_body
-from fourhop.tokens.routes import ID_PREFIX
-from fourhop.tokens.worker import MIGRATE_PATH
+from fourhop.tokens.worker import ID_PREFIX, MIGRATE_PATH
 from fourhop.wire.errors import ClientError, FourhopError, NotFound, PeerRefused
 from fourhop.wire.worker import MigrateAnswer
 

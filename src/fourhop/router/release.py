@@ -25,10 +25,11 @@ class Releaser:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def leave(self, hold: Hold | None) -> None:
-        """Nobody wants this hold any more: release it if it is still owed. Returns at once."""
+        """Nobody wants this hold any more: release it if it is still owed, and can be. Returns at once."""
         if hold is not None and hold.is_owed and not hold.is_left:
             hold.is_left = True
-            self._spawn(hold)
+            if not hold.only_expires:
+                self._spawn(hold)
 
     def retry(self, worker: Worker) -> None:
         """The engine is up: release what it could not be told about."""

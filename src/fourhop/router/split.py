@@ -20,8 +20,6 @@ from fourhop.wire.moments import Moment
 
 log = logging.getLogger(__name__)
 
-HOLD = {"do_remote_decode": True, "early_ticket": True}
-
 
 @dataclass(frozen=True)
 class Split:
@@ -89,7 +87,7 @@ class Split:
         if not placement.is_split:
             return self._leg(run, "whole", worker, None)
         prefix = None if run.owes_prompt_logprobs else await self.conversations.find(run, worker)
-        leg = self._leg(run, "prefill", worker, HOLD if prefix is None else HOLD | {"prefix": prefix})
+        leg = self._leg(run, "prefill", worker, self.handover.ask_params(worker, prefix))
         self.handover.ask(run, leg)
         return leg
 
@@ -104,6 +102,7 @@ class Split:
 
     def _rest(self, run: Run) -> Leg:
         """Go on after the delivered tokens, with KV that another engine holds where it can be had."""
+        self.handover.give_up_spent(run)
         candidate, can_pull = self._candidate(run)
         if candidate is None:
             raise run.error or self.fleet.unavailable()

@@ -17,7 +17,7 @@ from fourhop.service import json_response, read_body, request_id, stream_respons
 from fourhop.tokens.client import GENERATE_PATH
 from fourhop.tokens.limits import check_supported
 from fourhop.tokens.server import TokenServer, collect
-from fourhop.tokens.worker import ABORT_PATH
+from fourhop.tokens.worker import ABORT_PATH, ID_PREFIX
 from fourhop.wire import sse
 from fourhop.wire.errors import ClientError, NotFound
 from fourhop.wire.generate import AbortRequest, GenerateChunk, GenerateRequest, Usage
@@ -25,7 +25,6 @@ from fourhop.wire.moments import server_timing
 
 Abort = Callable[[list[str]], Awaitable[None]]
 
-ID_PREFIX = "generate-tokens-"
 MAX_ID_CHARS = 128
 
 

@@ -24,6 +24,9 @@ from fourhop.wire.worker import (
 
 T = TypeVar("T")
 
+ID_PREFIX = "generate-tokens-"
+"""What the token endpoint puts before a request's id."""
+
 ABORT_PATH = "/inference/v1/abort_requests"
 MIGRATE_PATH = "/inference/v1/migrate"
 LEASES_PATH = "/kv/leases"
@@ -55,7 +58,8 @@ class RemoteWorker:
 
     async def abort(self, request_ids: list[str]) -> None:
         """Stop these requests and release what they hold; ids of requests or tickets. Unknown ids are ignored."""
-        await self._call("POST", ABORT_PATH, msgspec.json.encode(AbortRequest(request_ids)))
+        named = [ID_PREFIX + name for name in request_ids]  # as vLLM wants them; ours take them too
+        await self._call("POST", ABORT_PATH, msgspec.json.encode(AbortRequest(named)))
 
     async def leases(self) -> Leases:
         """The tickets that the engine keeps blocks for."""

@@ -1,0 +1,107 @@
+"""`VLLMTokenServer`: the token endpoint of a stock vLLM, with what it does otherwise than a fourhop engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from fourhop.tokens.client import GENERATE_PATH, RemoteTokenServer
+from fourhop.tokens.connection import Session, Timeouts, call, request_headers
+from fourhop.wire.errors import PeerError, PeerRefused, TransferError
+from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, Usage
+
+
+class VLLMTokenServer:
+    """`POST /inference/v1/generate` of vLLM 0.32 (`--tokens-only` or `--enable-scale-out`).
+
+    It knows no `output_token_ids`: `Continued` adds them. Its streams never carry transfer parameters, so a request
+    that holds is not streamed: all of it comes in one chunk. A transfer that fails is an error 500 of the engine, which
+    is well: it becomes a TransferError while no token has come.
+    """
+
+    def __init__(
+        self, url: str, session: Session, *, timeouts: Timeouts | None = None, api_key: str | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._session = session
+        self._timeouts = timeouts or Timeouts()
+        self._headers = request_headers(api_key)
+        self._streamed = RemoteTokenServer(url, session, timeouts=self._timeouts, api_key=api_key)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+        """Raises as `RemoteTokenServer` does."""
+        if request.output_token_ids:
+            raise ValueError("a stock vLLM begins every request anew")
+        chunks = self._whole(within_its_limit(request)) if holds(request) else self._streamed.generate(request)
+        async with aclosing(told_of_transfers(request, chunks)) as told:
+            async for chunk in told:
+                yield chunk
+
+    async def _whole(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+        async with call(
+            self._session,
+            "POST",
+            self.url + GENERATE_PATH,
+            timeouts=self._timeouts,
+            body=msgspec.json.encode(msgspec.structs.replace(request, stream=False, stream_options=None)),
+            headers=self._headers | {"X-Request-Id": request.request_id},
+        ) as answer:
+            body = await answer.read_all()
+        try:
+            whole = msgspec.json.decode(body, type=Whole)
+        except msgspec.DecodeError as error:
+            raise PeerError(f"{self.url} answered with what is no answer: {error}") from None
+        for chunk in whole.chunks(request.request_id):
+            yield chunk
+
+
+class Whole(msgspec.Struct):
+    """An answer that was not streamed."""
+
+    choices: list[ChunkChoice]
+    usage: Usage
+    kv_transfer_params: dict[str, Any] | None = None
+
+    def chunks(self, request_id: str) -> list[GenerateChunk]:
+        """The answer as a stream: each choice at once, the transfer parameters with the last one, the usage."""
+        shown = [GenerateChunk(request_id=request_id, choices=[choice]) for choice in self.choices]
+        shown[-1:] = [msgspec.structs.replace(last, kv_transfer_params=self.kv_transfer_params) for last in shown[-1:]]
+        return [*shown, GenerateChunk(request_id=request_id, choices=[], usage=self.usage)]
+
+
+def holds(request: GenerateRequest) -> bool:
+    """True if the answer is to tell how another engine gets the KV."""
+    return bool((request.kv_transfer_params or {}).get("do_remote_decode"))
+
+
+def pulls(request: GenerateRequest) -> bool:
+    """True if the engine is to take KV from another one."""
+    return bool((request.kv_transfer_params or {}).get("do_remote_prefill"))
+
+
+def within_its_limit(request: GenerateRequest) -> GenerateRequest:
+    """The request with no more tokens due than it may have; vLLM refuses it otherwise."""
+    params = request.sampling_params
+    if params.max_tokens is None or params.min_tokens <= params.max_tokens:
+        return request
+    params = msgspec.structs.replace(params, min_tokens=params.max_tokens)
+    return msgspec.structs.replace(request, sampling_params=params)
+
+
+async def told_of_transfers(
+    request: GenerateRequest, chunks: AsyncGenerator[GenerateChunk, None]
+) -> AsyncGenerator[GenerateChunk, None]:
+    """The stream, its error 500 before the first token told as what it is for a request that pulls."""
+    has_begun = not pulls(request)
+    async with aclosing(chunks):
+        try:
+            async for chunk in chunks:
+                has_begun = has_begun or bool(chunk.choices)
+                yield chunk
+        except PeerRefused as error:
+            if has_begun or error.status != 500:
+                raise
+            raise TransferError("load_failed", error.message) from error
