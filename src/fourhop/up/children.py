@@ -122,7 +122,7 @@ class Child:
         _, late = await asyncio.wait([self._watch], timeout=timeout_s)
         if late:
             log.error(event("engine_killed", engine=self.plan.name, waited_s=timeout_s))
-            self._signal(signal.SIGKILL)
+            self._kill()
         await self._watch
 
     async def _keep_running(self) -> None:
@@ -151,6 +151,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env={**os.environ, **self.plan.environment},
         )
         if self._stop.is_set():
             self._signal(signal.SIGTERM)
@@ -166,6 +167,12 @@ class Child:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def _kill(self) -> None:
+        """End the process and those that it started: they are in its session."""
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     def _last_words(self) -> str:
         last = self._last_lines[-1] if self._last_lines else "it wrote nothing"
         assert self._process is not None and self._process.returncode is not None
@@ -176,7 +183,7 @@ def engine_command(plan: EnginePlan, parent_pid: int) -> list[str]:
     """The process behind a plan: the user's command line, pinned, and gone when `parent_pid` is gone."""
     cores = ",".join(str(core) for core in plan.cores)
     program = str(Path(child_program.__file__))
-    return [sys.executable, "-S", program, str(parent_pid), cores, sys.executable, "-m", "fourhop", *plan.arguments]
+    return [sys.executable, "-S", program, str(parent_pid), cores, *plan.command]
 
 
 def describe(status: int) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,19 +21,30 @@ class UpConfig:
     Attributes:
         prefill: Engines that process prompts. 0: every engine does whole requests, and no KV moves.
         decode: Engines that generate tokens.
-        connector: How KV blocks move: shm is one copy on this machine, tcp is what would cross a network.
+        connector: How KV blocks move: shm is one copy on this machine, tcp is what would cross a network. Between vLLMs
+            it is NIXL.
         cores_per_engine: CPU cores that each engine is pinned to.
+        engine: What the engines are: fourhop's own, or stock vLLMs.
+        vllm_python: The Python that vLLM is installed for. Default: this one.
+        vllm_flags: More flags for `vllm serve`, as one string.
     """
 
     prefill: int = 1
     decode: int = 1
     connector: Literal["shm", "tcp"] = "shm"
     cores_per_engine: int = 1
+    engine: Literal["fourhop", "vllm"] = "fourhop"
+    vllm_python: str = sys.executable
+    vllm_flags: str = ""
 
     def __post_init__(self) -> None:
         for name, least in (("prefill", 0), ("decode", 1), ("cores_per_engine", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
+        if self.engine == "vllm" and self.connector != "shm":
+            raise ValueError("--connector is for fourhop's engines; vLLMs hand over through NIXL")
+        if self.engine != "vllm" and (self.vllm_flags or self.vllm_python != sys.executable):
+            raise ValueError("--vllm-python and --vllm-flags are for --engine vllm")
 
     @property
     def num_engines(self) -> int:
@@ -40,25 +53,46 @@ class UpConfig:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """One engine: `arguments` are what a user would type after `fourhop`, `cores` the CPUs it is pinned to."""
+    """One engine: `arguments` are what a user would type after the name of `program`, `cores` the CPUs it is pinned to.
+
+    `python` runs the module `program`; `environment` is added to that of this process.
+    """
 
     name: str
     role: Literal["prefill", "decode"]
     url: str
     cores: tuple[int, ...]
     arguments: tuple[str, ...]
+    python: str = sys.executable
+    program: str = "fourhop"
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def command(self) -> list[str]:
+        return [self.python, "-m", self.program, *self.arguments]
+
+    @property
+    def shown(self) -> str:
+        """The command as a user would type it."""
+        settings = [f"{name}={value}" for name, value in self.environment.items()]
+        return shlex.join([*settings, self.program.partition(".")[0], *self.arguments])
 
 
 def plan_engines(
     config: UpConfig, model: str, *, ports: Sequence[int], cores: Sequence[int], flags: Sequence[str]
 ) -> list[EnginePlan]:
     """A plan per engine, prefill first. `ports` has one per engine; `flags` go to every engine."""
-    decodes = "decode" if config.prefill else "engine"
-    names = [*(f"prefill-{i}" for i in range(config.prefill)), *(f"{decodes}-{i}" for i in range(config.decode))]
     shares = share_cores(cores, config.num_engines, config.cores_per_engine)
     return [
-        _plan(config, model, name, port, share, flags) for name, port, share in zip(names, ports, shares, strict=True)
+        _plan(config, model, name, port, share, flags)
+        for name, port, share in zip(engine_names(config), ports, shares, strict=True)
     ]
+
+
+def engine_names(config: UpConfig) -> list[str]:
+    """What the engines are called, prefill first."""
+    decodes = "decode" if config.prefill else "engine"
+    return [*(f"prefill-{i}" for i in range(config.prefill)), *(f"{decodes}-{i}" for i in range(config.decode))]
 
 
 def _plan(
@@ -69,9 +103,13 @@ def _plan(
     cores: tuple[int, ...],
     flags: Sequence[str],
 ) -> EnginePlan:
-    role: Literal["prefill", "decode"] = "prefill" if name.startswith("prefill") else "decode"
+    role = role_of(name)
     arguments = ("engine", model, "--port", str(port), *_transfer_flags(config, role), *flags)
     return EnginePlan(name, role, f"http://127.0.0.1:{port}", cores, arguments)
+
+
+def role_of(name: str) -> Literal["prefill", "decode"]:
+    return "prefill" if name.startswith("prefill") else "decode"
 
 
 def _transfer_flags(config: UpConfig, role: Literal["prefill", "decode"]) -> tuple[str, ...]:

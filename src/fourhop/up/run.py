@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import shlex
 import socket
 from contextlib import ExitStack
+from typing import Literal
 
 from prometheus_client import CollectorRegistry
 
@@ -25,6 +25,7 @@ from fourhop.tokens.worker import RemoteWorker
 from fourhop.up.children import Children, engine_command
 from fourhop.up.display import Display, summary
 from fourhop.up.plan import EnginePlan, UpConfig, engines_per_core, flags_of, plan_engines
+from fourhop.up.vllm import find_vllm, plan_vllms
 
 ENGINE_DRAIN_S = 5.0
 """Engines are stopped after the frontend has drained, so what they still do is nobody's."""
@@ -43,10 +44,11 @@ async def run_up(
     """Start everything, serve on `listener` until a signal, stop everything. Raises StartError."""
     frontend_load.check(checkpoint, frontend)
     names = frontend.served_model_name or (checkpoint.name,)
-    plans = _plan(checkpoint, config, engine, names[0], log_level)
+    is_vllm = config.engine == "vllm"
+    plans = await (_plan_vllms if is_vllm else _plan)(checkpoint, config, engine, names[0], log_level)
     display = Display(plans)
     for plan in plans:
-        display.line(plan.name, f"fourhop {shlex.join(plan.arguments)}  # on core {','.join(map(str, plan.cores))}")
+        display.line(plan.name, f"{plan.shown}  # on core {','.join(map(str, plan.cores))}")
     if engines_per_core(plans) > 1:
         display.line("up", f"{len(plans)} engines share {len(os.sched_getaffinity(0))} cores")
 
@@ -56,9 +58,9 @@ async def run_up(
     async with Children(plans, command, display, stop_timeout_s=STOP_TIMEOUT_S) as children:
         with display:
             await children.ready()
-        window = await _window(plans)
+        window = engine.max_model_len if is_vllm else await _window(plans)
         registry = CollectorRegistry()
-        router = Router(_router_config(plans), registry=registry)
+        router = Router(_router_config(plans, "nixl" if is_vllm else None), registry=registry)
 
         async def health() -> str | None:
             return router.health()
@@ -76,13 +78,30 @@ async def run_up(
         url = f"http://{server.host}:{listener.getsockname()[1]}"
 
         def started() -> None:
-            connector = config.connector if config.prefill else None
-            print(summary(url, names[0], plans, children.pids(), os.getpid(), connector), flush=True)
+            connector = "nixl" if is_vllm else config.connector
+            pids = children.pids()
+            print(summary(url, names[0], plans, pids, os.getpid(), connector if config.prefill else None), flush=True)
 
         await service.serve(app, server, listener=listener, started=started)
 
 
-def _plan(
+async def _plan_vllms(
+    checkpoint: Checkpoint, config: UpConfig, engine: EngineConfig, name: str, log_level: str
+) -> list[EnginePlan]:
+    ports = _free_ports(2 * config.num_engines)
+    return plan_vllms(
+        config,
+        engine,
+        checkpoint.folder,
+        name,
+        version=await find_vllm(config.vllm_python),
+        ports=ports[: config.num_engines],
+        side_ports=ports[config.num_engines :],
+        cores=sorted(os.sched_getaffinity(0)),
+    )
+
+
+async def _plan(
     checkpoint: Checkpoint, config: UpConfig, engine: EngineConfig, name: str, log_level: str
 ) -> list[EnginePlan]:
     flags = [*flags_of(engine), "--drain-timeout-s", str(ENGINE_DRAIN_S)]
@@ -106,8 +125,9 @@ async def _window(plans: list[EnginePlan]) -> int | None:
     return min((info.max_model_len for info in infos if info is not None), default=None)
 
 
-def _router_config(plans: list[EnginePlan]) -> RouterConfig:
+def _router_config(plans: list[EnginePlan], handoff: Literal["nixl"] | None) -> RouterConfig:
     return RouterConfig(
+        handoff=handoff,
         prefill=tuple(plan.url for plan in plans if plan.role == "prefill"),
         decode=tuple(plan.url for plan in plans if plan.role == "decode"),
     )
