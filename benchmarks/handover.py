@@ -62,6 +62,9 @@ CHUNK_BLOCKS = 16
 PACE_S = 0.03
 """As a prefill of 8,500 tokens a second: many times what one core does."""
 
+NUM_ENGINE_BLOCKS = 320
+"""Few, so that the first round, which is not counted, has touched the pages of all of them."""
+
 NUM_ROUNDS = 15
 WAIT_S = 60.0
 
@@ -308,7 +311,8 @@ def serve_raw(listener: socket.socket) -> None:
 
 async def measure_engines(num_rounds: int) -> Handovers:
     """A pair over shm, started and stopped here, the default model in it."""
-    command = Command(("fourhop", "up", "--prefill", "1", "--decode", "1", "--connector", "shm", "--port", "0"))
+    pair = ("--prefill", "1", "--decode", "1", "--connector", "shm", "--num-blocks", str(NUM_ENGINE_BLOCKS))
+    command = Command(("fourhop", "up", *pair, "--port", "0"))
     with tempfile.TemporaryDirectory() as folder:
         async with (
             open_session() as session,

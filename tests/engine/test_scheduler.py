@@ -21,9 +21,21 @@ def next_token(token_ids: list[int]) -> int:
 
 
 def make_scheduler(
-    num_blocks: int = 16, block_size: int = 4, budget: int = 16, num_seqs: int = 8, caching: bool = True
+    num_blocks: int = 16,
+    block_size: int = 4,
+    budget: int = 16,
+    num_seqs: int = 8,
+    caching: bool = True,
+    handover_budget: int = 16,
 ) -> Scheduler:
-    limits = Limits(block_size, budget, num_seqs, max_model_len=num_blocks * block_size, prefix_caching=caching)
+    limits = Limits(
+        block_size,
+        budget,
+        num_seqs,
+        max_model_len=num_blocks * block_size,
+        prefix_caching=caching,
+        max_handover_tokens=min(budget, handover_budget),
+    )
     return Scheduler(BlockPool(num_blocks), limits)
 
 
@@ -115,6 +127,18 @@ def test_a_prompt_is_prefilled_in_chunks_and_sampled_once() -> None:
         (8, 8, False),
         (16, 4, True),
     ]
+
+
+def test_a_step_for_another_engine_is_small_whoever_else_waits() -> None:
+    """Prompts of 20 and 10 tokens, 8 a step: they end after 20 and 30 tokens, as they would one after the other."""
+    scheduler = make_scheduler(handover_budget=8)
+    for seq_id, length, hold in ((0, 20, True), (1, 10, True), (2, 16, False)):
+        scheduler.add(make_sequence(seq_id, list(range(100 * seq_id, 100 * seq_id + length)), max_tokens=1, hold=hold))
+    steps = []
+    while scheduler.has_work:
+        step, _ = run_step(scheduler)
+        steps.append({item.sequence.seq_id: item.num_tokens for item in step.work})
+    assert steps == [{0: 8}, {0: 8}, {0: 4, 1: 4}, {1: 6, 2: 2}, {2: 14}]
 
 
 def test_a_prompt_is_admitted_whole_or_not_at_all() -> None:

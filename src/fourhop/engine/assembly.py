@@ -153,5 +153,6 @@ def _step_limits(config: EngineConfig, model: Model, layout: BlockLayout) -> Ste
         max_num_seqs=config.max_num_seqs,
         max_model_len=model.max_model_len,
         prefix_caching=config.enable_prefix_caching,
+        max_handover_tokens=min(config.max_num_batched_tokens, config.max_handover_tokens),
         max_prompt_logits=max(1, PROMPT_LOGITS_BYTES // (4 * model.vocab_size)),
     )

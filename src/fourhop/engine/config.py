@@ -13,6 +13,8 @@ class EngineConfig:
     Attributes:
         max_model_len: Longest sequence, prompt and output together. Default: what the model allows.
         max_num_batched_tokens: Token budget of one step: decodes first, prefill chunks fill the rest.
+        max_handover_tokens: Token budget of a step that computes a prompt for another engine. Blocks travel from step to
+            step, so decode waits for the last one's.
         max_num_seqs: Most sequences that compute at once.
         block_size: Tokens in one KV block.
         num_blocks: Blocks in the pool. Default: what kv_cache_bytes holds.
@@ -27,6 +29,7 @@ class EngineConfig:
 
     max_model_len: int | None = None
     max_num_batched_tokens: int = 2048
+    max_handover_tokens: int = 512
     max_num_seqs: int = 64
     block_size: int = 16
     num_blocks: int | None = None
@@ -50,6 +53,7 @@ class EngineConfig:
 LEAST = {
     "max_model_len": 2,
     "max_num_batched_tokens": 1,
+    "max_handover_tokens": 1,
     "max_num_seqs": 1,
     "block_size": 1,
     "num_blocks": 2,

@@ -6,6 +6,9 @@ so admitted sequences never wait for one another. When a running one needs a blo
 running sequence gives its blocks back and waits at the front, to be recomputed: the oldest always goes on. Blocks that
 another engine may be reading (`held_as`) are never given back.
 
+Blocks travel from step to step, and what a hand-over waits for is those of the last one: a step that computes a prompt
+to be held takes no more than `max_handover_tokens`.
+
 A sequence that wants its prompt's log-probabilities computes every token of it, in chunks small enough for their logits
 (`max_prompt_logits`), and finds nothing in the prefix cache, as in vLLM: what is cached has no logits.
 """
@@ -29,6 +32,7 @@ class Limits:
     max_num_seqs: int
     max_model_len: int
     prefix_caching: bool
+    max_handover_tokens: int
     max_prompt_logits: int = 256
 
 
@@ -66,12 +70,14 @@ class Step:
     preempted: list[Sequence] = field(default_factory=list)
     num_tokens: int = 0
     num_prompt_logits: int = 0
+    hands_over: bool = False
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         samples = num_tokens == sequence.num_uncomputed
         self.work.append(Work(sequence, sequence.num_computed, num_tokens, samples))
         self.num_tokens += num_tokens
         self.num_prompt_logits += self.work[-1].num_prompt_logits
+        self.hands_over |= sequence.hold
 
 
 @dataclass(frozen=True)
@@ -206,7 +212,9 @@ class Scheduler:
 
     def _room(self, sequence: Sequence, step: Step) -> int:
         """How many tokens of the sequence the step can take."""
-        room = self.limits.max_num_batched_tokens - step.num_tokens
+        hands_over = step.hands_over or sequence.hold
+        budget = self.limits.max_handover_tokens if hands_over else self.limits.max_num_batched_tokens
+        room = budget - step.num_tokens
         if sequence.wants_prompt_logprobs:
             room = min(room, self.limits.max_prompt_logits - step.num_prompt_logits)
         return room
