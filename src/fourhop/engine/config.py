@@ -13,8 +13,8 @@ class EngineConfig:
     Attributes:
         max_model_len: Longest sequence, prompt and output together. Default: what the model allows.
         max_num_batched_tokens: Token budget of one step: decodes first, prefill chunks fill the rest.
-        max_handover_tokens: Token budget of a step that computes a prompt for another engine. Blocks travel from step to
-            step, so decode waits for the last one's.
+        max_handover_tokens: Token budget of a step that computes a prompt for another engine. Blocks travel from step
+            to step, so decode waits for the last one's.
         max_num_seqs: Most sequences that compute at once.
         block_size: Tokens in one KV block.
         num_blocks: Blocks in the pool. Default: what kv_cache_bytes holds.
