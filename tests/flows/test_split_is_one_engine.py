@@ -1,7 +1,8 @@
-"""Seeds, limits and ends: what `fourhop up` makes of a request is what one engine makes of it (cases 59 and 61)."""
+"""Seeds, limits and ends: what `fourhop up` makes of a request is what one engine makes of it (cases 58, 59 and 61)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from fakes.models import write_tiny_checkpoint
 from fakes.toy import EOS
@@ -28,6 +31,7 @@ Choice = tuple[str, list[int], str, Any]
 class Both:
     """One engine, and engines that hand over, on the same weights."""
 
+    model: str
     one: str
     split: Pipeline
 
@@ -48,7 +52,7 @@ class Both:
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     model = str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "llama"))
     with running(("serve", model, "--port", "0", "--num-threads", "1")) as (server,), up(model) as pipeline:
-        yield Both(url_of(server), pipeline)
+        yield Both(model, url_of(server), pipeline)
 
 
 def ask(url: str, **changes: Any) -> list[Choice]:
@@ -113,4 +117,30 @@ def test_the_first_token_is_a_stop_token_or_completes_a_stop_string(both: Both) 
     for piece, num_tokens in (("x", 1), ("xx", 2)):
         ((text, token_ids, finish, stop),) = both.ask(**letter, stop=[piece])
         assert (text, len(token_ids), finish, stop) == ("", num_tokens, "stop", piece)
+    until(lambda: both.num_held() == 0, 10)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_how_likely_a_prompt_is(both: Both, max_tokens: int) -> None:
+    """Echoed with log-probabilities, twice, so that its prefix is cached: what transformers says of prompt and answer,
+    from one engine and from two, in one piece and as a stream."""
+    before = both.num_transfers()
+    request = {"prompt": PROMPT, "echo": True, "logprobs": 2, "max_tokens": max_tokens, "temperature": 0}
+    answers = [httpx.post(f"{url}/v1/completions", json=request).json() for url in [both.one, both.split.url] * 2]
+    (choice,) = answers[0]["choices"]
+    assert all(answer["choices"] == [choice] for answer in answers)
+    for url in (both.one, both.split.url):
+        events = httpx.post(f"{url}/v1/completions", json=request | {"stream": True}).text.split("\n\n")
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events if event not in ("", "data: [DONE]")]
+        parts = [part for chunk in chunks for part in chunk["choices"]]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        for name, values in choice["logprobs"].items():
+            assert [value for part in parts if part["logprobs"] for value in part["logprobs"][name]] == values
+    assert (both.num_transfers() > before) == (max_tokens > 1)
+    ids = torch.tensor([PROMPT + ask(both.one, max_tokens=4, temperature=0)[0][1][:max_tokens]])
+    model = AutoModelForCausalLM.from_pretrained(both.model, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(ids).logits[0].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].tolist()
+    first, *rest = choice["logprobs"]["token_logprobs"]
+    assert first is None and rest == pytest.approx(expected, abs=1e-3)
     until(lambda: both.num_held() == 0, 10)

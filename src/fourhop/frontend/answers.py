@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from fourhop.frontend.derender import Delta
+from fourhop.frontend.logprobs import join_logprobs
 from fourhop.wire.generate import CompletionTokensDetails, FinishReason, PromptTokensDetails, Usage
 from fourhop.wire.openai_chat import (
     ChatChoice,
@@ -101,7 +102,7 @@ class Answer:
         if delta.logprobs is not None:
             self.logprobs = (self.logprobs or []) + (delta.logprobs.content or [])
         if delta.completion_logprobs is not None:
-            self.completion_logprobs = _join(self.completion_logprobs, delta.completion_logprobs)
+            self.completion_logprobs = join_logprobs(self.completion_logprobs, delta.completion_logprobs)
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
         self.token_ids += delta.token_ids
@@ -151,14 +152,3 @@ class _Call:
 
     def whole(self) -> ToolCall:
         return ToolCall(id=self.id, function=FunctionCall(name=self.name, arguments="".join(self.arguments)))
-
-
-def _join(first: CompletionLogprobs | None, second: CompletionLogprobs) -> CompletionLogprobs:
-    if first is None:
-        return second
-    return CompletionLogprobs(
-        text_offset=first.text_offset + second.text_offset,
-        token_logprobs=first.token_logprobs + second.token_logprobs,
-        tokens=first.tokens + second.tokens,
-        top_logprobs=first.top_logprobs + second.top_logprobs,
-    )

@@ -108,12 +108,10 @@ class Frontend:
         with life.watch():
             body = await read_body(request, CompletionRequest)
             generations = await self.pipeline.completion(life, body, new_id(request, body.request_id))
-            tokenizer = self.pipeline.renderer.tokenizer
             completion = Completion(
                 request=body,
                 request_id=f"{COMPLETION_ID}{life.request_id}",
                 generations=generations,
-                prompt_texts=[tokenizer.decode(g.request.token_ids) for g in generations] if body.echo else [],
                 life=life,
                 model=self.pipeline.renderer.model.name,
                 created=int(self.pipeline.now_s()),

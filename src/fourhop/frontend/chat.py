@@ -53,6 +53,7 @@ class Chat:
                 model=self.model,
                 choices=[a.chat_choice(i, return_token_ids=returns_ids) for i, a in enumerate(answers)],
                 usage=self._usage(),
+                prompt_logprobs=self.generation.prompt_logprobs,
                 prompt_token_ids=self.generation.request.token_ids if returns_ids else None,
                 kv_transfer_params=self.generation.kv_transfer_params,
             )
@@ -78,22 +79,18 @@ class Chat:
             yield sse.DONE_EVENT
 
     def _roles(self) -> list[bytes]:
-        """One event a choice with the role and no text yet; the first carries the prompt's ids if they are wanted."""
+        """One event a choice with the role and no text yet; the first carries what is wanted of the prompt."""
         delta = ChatDelta(role="assistant", content="")
         choices = range(self.generation.request.sampling_params.n)
-        ids = self.generation.request.token_ids if self.request.return_token_ids else None
         return [
-            self._encode([ChatChunkChoice(index=index, delta=delta)], None, ids if index == 0 else None)
-            for index in choices
+            self._encode([ChatChunkChoice(index=index, delta=delta)], None, is_first=index == 0) for index in choices
         ]
 
     def _event(self, index: int, delta: Delta) -> bytes:
         choice = chat_chunk_choice(index, delta, is_first=False, return_token_ids=self.request.return_token_ids)
         return self._encode([choice], None)
 
-    def _encode(
-        self, choices: list[ChatChunkChoice], usage: Usage | None, prompt_token_ids: list[int] | None = None
-    ) -> bytes:
+    def _encode(self, choices: list[ChatChunkChoice], usage: Usage | None, *, is_first: bool = False) -> bytes:
         """An event. With usage asked for, those before the last say that theirs is null, as OpenAI's do."""
         is_finish = any(choice.finish_reason for choice in choices)
         transfer = self.generation.kv_transfer_params if is_finish else None
@@ -103,7 +100,8 @@ class Chat:
             model=self.model,
             choices=choices,
             usage=usage if self._wants_usage() else UNSET,
-            prompt_token_ids=UNSET if prompt_token_ids is None else prompt_token_ids,
+            prompt_token_ids=self.generation.request.token_ids if is_first and self.request.return_token_ids else UNSET,
+            prompt_logprobs=self.generation.prompt_logprobs or UNSET if is_first else UNSET,
             kv_transfer_params=UNSET if transfer is None else transfer,
         )
         return sse.encode_event(msgspec.json.encode(chunk))

@@ -16,6 +16,7 @@ from fourhop.frontend.life import Life
 from fourhop.tokens.merge import merge
 from fourhop.wire import sse
 from fourhop.wire.generate import Usage
+from fourhop.wire.logprobs import PromptLogprobs
 from fourhop.wire.openai_completion import (
     CompletionChoice,
     CompletionChunk,
@@ -27,15 +28,11 @@ from fourhop.wire.openai_completion import (
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion request in generation. Choices are numbered through: prompt i's j-th is i times n plus j.
-
-    `prompt_texts` are written before the answers if the request asks for `echo`.
-    """
+    """One completion request in generation. Choices are numbered through: prompt i's j-th is i times n plus j."""
 
     request: CompletionRequest
     request_id: str
     generations: list[Generation]
-    prompt_texts: list[str]
     life: Life
     model: str
     created: int
@@ -82,18 +79,18 @@ class Completion:
         choice = answer.completion_choice(index, return_token_ids=self.request.return_token_ids)
         return msgspec.structs.replace(
             choice,
-            text=self._prompt_text(index) + choice.text,
             prompt_token_ids=self._prompt(index) if self.request.return_token_ids else None,
+            prompt_logprobs=self._prompt_logprobs(index),
         )
 
     def _event(self, index: int, delta: Delta, *, is_first: bool) -> bytes:
-        """An event of one choice; its first carries the echoed prompt, and the prompt's ids if they are wanted."""
+        """An event of one choice; its first carries what is wanted of the prompt."""
         choice = completion_chunk_choice(index, delta, return_token_ids=self.request.return_token_ids)
         if is_first:
             choice = msgspec.structs.replace(
                 choice,
-                text=self._prompt_text(index) + choice.text,
                 prompt_token_ids=self._prompt(index) if self.request.return_token_ids else UNSET,
+                prompt_logprobs=self._prompt_logprobs(index) or UNSET,
             )
         return self._encode([choice], None)
 
@@ -117,10 +114,13 @@ class Completion:
         return self.generations[0].request.sampling_params.n
 
     def _prompt(self, index: int) -> list[int]:
-        return self.generations[index // self._choices_per_prompt()].request.token_ids
+        return self._generation(index).request.token_ids
 
-    def _prompt_text(self, index: int) -> str:
-        return self.prompt_texts[index // self._choices_per_prompt()] if self.request.echo else ""
+    def _prompt_logprobs(self, index: int) -> PromptLogprobs | None:
+        return None if self.request.prompt_logprobs is None else self._generation(index).prompt_logprobs
+
+    def _generation(self, index: int) -> Generation:
+        return self.generations[index // self._choices_per_prompt()]
 
     def _is_visible(self, delta: Delta) -> bool:
         ids = self.request.return_token_ids and delta.token_ids

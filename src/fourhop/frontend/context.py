@@ -11,7 +11,7 @@ from fourhop.frontend.forced_calls import forced_table
 from fourhop.frontend.parsers import Parsers, find
 from fourhop.frontend.parsers.machine import Table
 from fourhop.frontend.phrases import Phrases
-from fourhop.frontend.sampling import stop_strings
+from fourhop.frontend.sampling import is_prompt_alone, stop_strings
 from fourhop.wire.openai import SamplingRequest
 from fourhop.wire.openai_chat import ChatCompletionRequest, NamedToolChoice
 from fourhop.wire.openai_completion import CompletionRequest
@@ -23,7 +23,8 @@ class Context:
 
     `stop_token_ids`, EOS among them unless it is ignored, end the text, and `skipped` are left out of it.
     `tools` are those that the request offers; markup without types takes them from there.
-    `*_top_logprobs` None means that none were asked for, `max_calls` None any number of calls.
+    `*_top_logprobs` None means that none were asked for, `max_calls` None any number of calls. With `echo` the prompt
+    is written before the answer, and with `drops_output` it is all there is: an engine makes at least one token.
     """
 
     tokenizer: Tokenizer
@@ -43,6 +44,8 @@ class Context:
     include_reasoning: bool = True
     max_calls: int | None = None
     is_call_named: bool = False
+    echo: bool = False
+    drops_output: bool = False
 
 
 def chat_context(
@@ -102,6 +105,8 @@ def completion_context(
         eos_token_ids=eos_token_ids,
         skipped=_skipped(request, tokenizer),
         completion_top_logprobs=request.logprobs,
+        echo=bool(request.echo),
+        drops_output=is_prompt_alone(request),
     )
 
 

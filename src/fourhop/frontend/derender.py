@@ -6,6 +6,7 @@ Rules that the sizes of the chunks never change:
   Tokens after it, or after the token that completes a stop string, do not exist.
 - Stop strings are looked for in the answer's content. Thinking and calls are never cut by one, and text on the two
   sides of a marker is not one text.
+- An echoed prompt comes with the first delta. Stop strings are not looked for in it.
 - `length` and `abort` stay as they are; `stop` becomes `tool_calls` when a call is complete and none was named.
 """
 
@@ -18,13 +19,15 @@ import msgspec
 
 from fourhop.frontend.context import Context, chat_context, completion_context
 from fourhop.frontend.detokenize import Detokenizer
-from fourhop.frontend.logprobs import chat_logprobs, completion_logprobs
+from fourhop.frontend.echo import Echo, read_prompt
+from fourhop.frontend.logprobs import chat_logprobs, completion_logprobs, join_logprobs
 from fourhop.frontend.output import CallCount, Output, call_seed
 from fourhop.frontend.parsers.machine import Machine, Position
 from fourhop.frontend.stops import HeldTail
 from fourhop.wire.derender import Count, StreamState
 from fourhop.wire.errors import ClientError
 from fourhop.wire.generate import ChunkChoice
+from fourhop.wire.logprobs import PromptLogprobs
 from fourhop.wire.openai_chat import ChatFinishReason, ChatLogprobs, ToolCallDelta
 from fourhop.wire.openai_completion import CompletionLogprobs
 
@@ -72,8 +75,9 @@ class Snapshot(msgspec.Struct, array_like=True):
 class Derenderer:
     """Turns one choice's chunks into deltas. A step costs its tokens; `state` is small and is all there is."""
 
-    def __init__(self, context: Context, snapshot: Snapshot) -> None:
+    def __init__(self, context: Context, snapshot: Snapshot, echo: Echo | None = None) -> None:
         self._context = context
+        self._echo = echo
         self._snapshot = snapshot
         self._output = Output(context, snapshot.held, snapshot.calls)
         self._machine = Machine(context.table, snapshot.position, self._output)
@@ -83,16 +87,19 @@ class Derenderer:
 
     @classmethod
     def start(cls, context: Context, index: int) -> Derenderer:
-        """At the beginning of choice `index`."""
+        """At the beginning of choice `index`. Raises ClientError if the prompt is to be echoed and is not known."""
         prompt = context.prompt_token_ids
+        if context.echo and prompt is None:
+            raise ClientError("prompt_token_ids are required with echo", param="prompt_token_ids")
         first = context.parsers.first_state(prompt, context.chat_template_kwargs)
+        detokenizer, echo = _before_answer(prompt, context)
         snapshot = Snapshot(
-            detokenizer=_detokenizer(prompt, context),
+            detokenizer=detokenizer,
             position=Position(state=context.table.numbers[first]),
             held=HeldTail(),
             calls=CallCount(call_seed(context.request_id, prompt or [], index)),
         )
-        return cls(context, snapshot)
+        return cls(context, snapshot, echo)
 
     @classmethod
     def resume(cls, context: Context, state: StreamState) -> Derenderer:
@@ -121,8 +128,16 @@ class Derenderer:
         """Thinking tokens of the whole choice so far, markers not counted."""
         return self._snapshot.num_reasoning_tokens
 
-    def feed(self, choice: ChunkChoice) -> Delta:
-        """Take the choice's next chunk. After the finish everything is ignored."""
+    def feed(self, choice: ChunkChoice, prompt_logprobs: PromptLogprobs | None = None) -> Delta:
+        """Take the choice's next chunk; with the first one goes what is known of the prompt, if that is echoed.
+
+        After the finish everything is ignored. Raises ClientError for `prompt_logprobs` that are not the prompt's.
+        """
+        delta = self._feed(_without_tokens(choice) if self._context.drops_output else choice)
+        echo, self._echo = self._echo, None
+        return delta if echo is None else self._echoed(echo, delta, prompt_logprobs)
+
+    def _feed(self, choice: ChunkChoice) -> Delta:
         snapshot, output = self._snapshot, self._output
         if snapshot.ended == "finished":
             return Delta()
@@ -206,6 +221,14 @@ class Derenderer:
             reason = "tool_calls"
         return reason, stop_reason
 
+    def _echoed(self, echo: Echo, delta: Delta, prompt_logprobs: PromptLogprobs | None) -> Delta:
+        """The prompt, then the first delta of its answer."""
+        logprobs, num_top = delta.completion_logprobs, self._context.completion_top_logprobs
+        if num_top is not None:
+            logprobs = join_logprobs(echo.logprobs(prompt_logprobs, num_top, self._context.tokenizer), logprobs)
+        content = echo.text + (delta.content or "")
+        return msgspec.structs.replace(delta, content=content, completion_logprobs=logprobs)
+
     def _chat_logprobs(self, choice: ChunkChoice, step: _Step) -> ChatLogprobs | None:
         num_top = self._context.chat_top_logprobs
         if num_top is None or choice.logprobs is None:
@@ -235,9 +258,24 @@ class _Step(msgspec.Struct):
         return [value for number, value in enumerate(counted) if number not in self.hidden]
 
 
-def _detokenizer(prompt: list[int] | None, context: Context) -> Detokenizer:
-    """A prompt that is not known is taken to end in whole, visible text."""
-    return Detokenizer() if prompt is None else Detokenizer.after(prompt, context.tokenizer, context.skipped)
+def _before_answer(prompt: list[int] | None, context: Context) -> tuple[Detokenizer, Echo | None]:
+    """The detokenizer that stands behind the prompt, and the prompt if it is echoed.
+
+    A prompt that is not known is taken to end in whole, visible text.
+    """
+    if prompt is None:
+        return Detokenizer(), None
+    if not context.echo:
+        return Detokenizer.after(prompt, context.tokenizer, context.skipped), None
+    detokenizer = Detokenizer(at_start=True)
+    return detokenizer, read_prompt(prompt, detokenizer, context.tokenizer, context.skipped)
+
+
+def _without_tokens(choice: ChunkChoice) -> ChunkChoice:
+    """What is left of a chunk of an answer that was to have no tokens."""
+    return ChunkChoice(
+        choice.index, finish_reason="length" if choice.finish_reason in ("stop", "length") else choice.finish_reason
+    )
 
 
 def _ending_token(choice: ChunkChoice) -> int:

@@ -10,7 +10,7 @@ import msgspec
 from fourhop.wire.derender import MAX_STATE_BYTES, NULL, CompletionDerenderRequest, StreamState
 from fourhop.wire.errors import ClientError, client_error
 from fourhop.wire.generate import ChunkChoice, GenerateChoice, GenerateChunk, GenerateResponse
-from fourhop.wire.logprobs import ChoiceLogprobs
+from fourhop.wire.logprobs import ChoiceLogprobs, PromptLogprobs
 
 T = TypeVar("T")
 
@@ -97,8 +97,7 @@ def response(generated: GenerateResponse, path: str, limits: Limits) -> None:
     _check_mode(generated.output_mode, path)
     if len(generated.choices) > limits.max_num_choices:
         raise ClientError(f"at most {limits.max_num_choices} choices are allowed", param=f"{path}.choices")
-    if len(generated.prompt_logprobs or []) > limits.max_model_len:
-        raise ClientError(f"more than {limits.max_model_len} entries", param=f"{path}.prompt_logprobs")
+    _check_prompt_logprobs(generated.prompt_logprobs or [], f"{path}.prompt_logprobs", limits)
     for number, choice in enumerate(generated.choices):
         if not choice.token_ids:
             where = f"{path}.choices[{number}].token_ids"
@@ -109,6 +108,7 @@ def response(generated: GenerateResponse, path: str, limits: Limits) -> None:
 def only_choice(chunk: GenerateChunk, limits: Limits) -> ChunkChoice | None:
     """The choice of a chunk; None for a usage chunk."""
     _check_mode(chunk.output_mode, "generate_chunk")
+    _check_prompt_logprobs(chunk.prompt_logprobs or [], "generate_chunk.prompt_logprobs", limits)
     if len(chunk.choices) > 1:
         raise ClientError("a chunk must have at most one choice", param="generate_chunk.choices")
     for choice in chunk.choices:
@@ -147,6 +147,17 @@ def _check_logprobs(logprobs: ChoiceLogprobs, num_tokens: int, path: str, limits
             where = f"{path}[{number}].top_logprobs"
             raise ClientError(f"at most {limits.max_logprobs} alternatives are allowed", param=where)
         _check_ids([entry.token_id, *(top.token_id for top in entry.top_logprobs)], f"{path}[{number}]", limits)
+
+
+def _check_prompt_logprobs(told: PromptLogprobs, path: str, limits: Limits) -> None:
+    """Of a prompt that fits the window. An engine adds the prompt's own token to the alternatives."""
+    if len(told) > limits.max_model_len:
+        raise ClientError(f"more than {limits.max_model_len} entries", param=path)
+    for number, entry in enumerate(told):
+        if len(entry or {}) > limits.max_logprobs + 1:
+            where = f"{path}[{number}]"
+            raise ClientError(f"at most {limits.max_logprobs} alternatives are allowed", param=where)
+        _check_ids(list(entry or {}), f"{path}[{number}]", limits)
 
 
 def _check_ids(ids: list[int], path: str, limits: Limits) -> None:

@@ -19,6 +19,7 @@ from fourhop.frontend.answers import Answer, chat_chunk_choice, completion_chunk
 from fourhop.frontend.context import Context, chat_context, completion_context
 from fourhop.frontend.derender import Delta, Derenderer
 from fourhop.frontend.derender_checks import Limits
+from fourhop.frontend.logprobs import prompt_texts
 from fourhop.frontend.model import Model
 from fourhop.frontend.parsers import Parsers
 from fourhop.frontend.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ from fourhop.wire.derender import (
 )
 from fourhop.wire.errors import ClientError
 from fourhop.wire.generate import ChunkChoice, GenerateChoice, GenerateChunk, GenerateResponse, Usage
+from fourhop.wire.logprobs import PromptLogprobs
 from fourhop.wire.openai_chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
 from fourhop.wire.openai_completion import (
     CompletionChoice,
@@ -87,7 +89,8 @@ def _chat_response(
     prompt = checks.prompt_ids(body.prompt_token_ids, "prompt_token_ids", served.limits)
     start = _rendered_prompt(body, served) if prompt is None else prompt
     context = _chat_context(body, start, generated.request_id, served)
-    answers = {choice.index: _answer(context, choice) for choice in generated.choices}
+    told = _prompt_texts(generated, served)
+    answers = {choice.index: _answer(context, choice, told, "generate_response") for choice in generated.choices}
     returns_ids = body.chat_request is not None and body.chat_request.return_token_ids
     return ChatCompletionResponse(
         id=generated.request_id,
@@ -95,7 +98,7 @@ def _chat_response(
         model=body.model or served.model.name,
         choices=[answer.chat_choice(index, return_token_ids=returns_ids) for index, answer in answers.items()],
         usage=_usage(generated, list(answers.values()), _prompt_size(body.prompt_tokens, prompt, generated), served),
-        prompt_logprobs=generated.prompt_logprobs,
+        prompt_logprobs=told,
         prompt_token_ids=generated.prompt_token_ids if returns_ids else None,
         kv_transfer_params=generated.kv_transfer_params,
     )
@@ -109,11 +112,13 @@ def _completion_response(
     returns_ids = body.completion_request is not None and body.completion_request.return_token_ids
     choices: list[CompletionChoice] = []
     usages: list[Usage] = []
-    for generated, size, prompt in zip(responses, sizes, prompts, strict=True):
+    for number, (generated, size, prompt) in enumerate(zip(responses, sizes, prompts, strict=True)):
         context = _completion_context(body, prompt, served)
-        answers = [_answer(context, choice) for choice in generated.choices]
-        first = len(choices)
-        choices += [a.completion_choice(first + i, return_token_ids=returns_ids) for i, a in enumerate(answers)]
+        told = _prompt_texts(generated, served)
+        path = f"generate_responses[{number}]"
+        for answer in (answers := [_answer(context, choice, told, path) for choice in generated.choices]):
+            choice = answer.completion_choice(len(choices), return_token_ids=returns_ids)
+            choices.append(msgspec.structs.replace(choice, prompt_logprobs=told if _shows_prompt(body) else None))
         usages.append(_usage(generated, answers, _prompt_size(size, prompt, generated), served))
     transfer = responses[0].kv_transfer_params
     return CompletionResponse(
@@ -126,14 +131,26 @@ def _completion_response(
     )
 
 
-def _answer(context: Context, choice: GenerateChoice) -> Answer:
-    """A choice that is not streamed is a stream of one chunk."""
+def _answer(context: Context, choice: GenerateChoice, told: PromptLogprobs | None, path: str) -> Answer:
+    """A choice that is not streamed is a stream of one chunk. `told` is of the prompt, `path` that of the response."""
     answer = Answer()
     chunk = ChunkChoice(
         choice.index, choice.token_ids, choice.finish_reason or "stop", choice.stop_reason, choice.logprobs
     )
-    answer.add(Derenderer.start(context, choice.index).feed(chunk))
+    derenderer = Derenderer.start(context, choice.index)
+    with _inside(path):
+        answer.add(derenderer.feed(chunk, told))
     return answer
+
+
+def _prompt_texts(generated: GenerateResponse | GenerateChunk, served: Served) -> PromptLogprobs | None:
+    told = generated.prompt_logprobs
+    return None if told is None else prompt_texts(told, served.tokenizer)
+
+
+def _shows_prompt(body: CompletionDerenderRequest) -> bool:
+    """Whether what an engine told of the prompt was asked for by name, not only to be echoed."""
+    return body.completion_request is None or body.completion_request.prompt_logprobs is not None
 
 
 def _usage(generated: GenerateResponse, answers: list[Answer], prompt_tokens: int, served: Served) -> Usage:
@@ -176,6 +193,7 @@ def _chat_chunk(body: ChatDerenderRequest, chunk: GenerateChunk, served: Served,
         model=body.model or served.model.name,
         choices=choices,
         usage=_chunk_usage(chunk, step, request.n if request else 1, served),
+        prompt_logprobs=_prompt_texts(chunk, served) or UNSET,
         kv_transfer_params=UNSET if chunk.kv_transfer_params is None else chunk.kv_transfer_params,
     )
     return ChatDerenderChunk(answer, step.state)
@@ -190,13 +208,16 @@ def _completion_chunk(
     step = _advance(body, chunk, served, context, needs_prompt=False)
     request = body.completion_request
     returns_ids = request is not None and request.return_token_ids
+    choices = []
+    if step.choice is not None:
+        entry = completion_chunk_choice(step.choice.index, step.delta, return_token_ids=returns_ids)
+        told = _prompt_texts(chunk, served) if _shows_prompt(body) else None
+        choices.append(msgspec.structs.replace(entry, prompt_logprobs=told or UNSET))
     answer = CompletionChunk(
         id=chunk.request_id,
         created=created,
         model=body.model or served.model.name,
-        choices=[]
-        if step.choice is None
-        else [completion_chunk_choice(step.choice.index, step.delta, return_token_ids=returns_ids)],
+        choices=choices,
         usage=_chunk_usage(chunk, step, request.n if request else 1, served),
         kv_transfer_params=UNSET if chunk.kv_transfer_params is None else chunk.kv_transfer_params,
     )
@@ -242,7 +263,9 @@ def _advance(
     if choice is None:
         return _Step(None, derenderer, Delta(), False, size)
     checks.window((size or 0) + derenderer.num_tokens + len(choice.token_ids), served.limits)
-    return _Step(choice, derenderer, derenderer.feed(choice), state is None, size)
+    with _inside("generate_chunk"):
+        delta = derenderer.feed(choice, chunk.prompt_logprobs)
+    return _Step(choice, derenderer, delta, state is None, size)
 
 
 def _chunk_usage(chunk: GenerateChunk, step: _Step, n: int | None, served: Served) -> Usage | None:
@@ -290,7 +313,7 @@ def _completion_context(body: CompletionDerenderRequest, prompt: list[int] | Non
 
 @contextmanager
 def _inside(field: str) -> Iterator[None]:
-    """A field that is refused here is one of the request inside the body."""
+    """A field that is refused here is one of the value inside the body."""
     try:
         yield
     except ClientError as error:

@@ -9,10 +9,12 @@ from typing import Any
 
 from fourhop.frontend.derender import Context, Delta, Derenderer
 from fourhop.frontend.life import Life
+from fourhop.frontend.logprobs import prompt_texts
 from fourhop.frontend.render import for_engine, rename
 from fourhop.tokens.server import TokenServer
 from fourhop.wire.errors import FourhopError, PeerError
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, PromptTokensDetails
+from fourhop.wire.logprobs import PromptLogprobs
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Gain:
 
 
 class Generation:
-    """The stream of one GenerateRequest. After `gains` has ended its counts are those of the whole answer.
+    """The stream of one GenerateRequest. After `gains` has ended its counts are those of the whole answer;
+    `prompt_logprobs` are there with the first gain.
 
     `names` are the client's for fields of the GenerateRequest, where they differ (`render.chat_names`).
     """
@@ -43,7 +46,9 @@ class Generation:
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
         self.prompt_details: PromptTokensDetails | None = None
+        self.prompt_logprobs: PromptLogprobs | None = None
         self.kv_transfer_params: dict[str, Any] | None = None
+        self._tokenizer = context.tokenizer
         self._upstream = upstream
         self._life = life
         self._names = dict(names)
@@ -90,7 +95,7 @@ class Generation:
             raise
 
     def _feed(self, choice: ChunkChoice) -> Delta:
-        delta = self._derenderers[choice.index].feed(choice)
+        delta = self._derenderers[choice.index].feed(choice, self.prompt_logprobs)
         self.num_tokens += delta.num_tokens
         self.num_reasoning_tokens += delta.num_reasoning_tokens
         self._life.num_completion_tokens += delta.num_tokens
@@ -100,5 +105,7 @@ class Generation:
         self._life.heard(chunk)
         if chunk.usage is not None:
             self.prompt_details = chunk.usage.prompt_tokens_details
+        if chunk.prompt_logprobs is not None:
+            self.prompt_logprobs = prompt_texts(chunk.prompt_logprobs, self._tokenizer)
         if chunk.kv_transfer_params is not None:
             self.kv_transfer_params = chunk.kv_transfer_params

@@ -1,11 +1,11 @@
-"""Log-probabilities of token ids in OpenAI's two shapes, with the text of each token."""
+"""Log-probabilities of token ids with the text of each token: OpenAI's two shapes, and vLLM's for the prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fourhop.frontend.detokenize import Tokenizer
-from fourhop.wire.logprobs import TokenLogprob
+from fourhop.wire.logprobs import PromptLogprob, PromptLogprobs, TokenLogprob
 from fourhop.wire.openai_chat import ChatLogprobs, TokenText, TopTokenText
 from fourhop.wire.openai_completion import CompletionLogprobs
 
@@ -52,12 +52,60 @@ def completion_logprobs(
     )
 
 
+def join_logprobs(first: CompletionLogprobs | None, second: CompletionLogprobs | None) -> CompletionLogprobs | None:
+    """One after the other; None has no tokens."""
+    if first is None or second is None:
+        return first or second
+    return CompletionLogprobs(
+        text_offset=first.text_offset + second.text_offset,
+        token_logprobs=first.token_logprobs + second.token_logprobs,
+        tokens=first.tokens + second.tokens,
+        top_logprobs=first.top_logprobs + second.top_logprobs,
+    )
+
+
 def _top_texts(entry: TokenLogprob, text: str, num_top: int, tokenizer: Tokenizer) -> dict[str, float]:
     """Tokens whose texts are the same (parts of characters) keep the likeliest one's value."""
     texts: dict[str, float] = {}
     for top in entry.top_logprobs[:num_top]:
         texts.setdefault(_text(tokenizer.token_bytes(top.token_id)), top.logprob)
     texts.setdefault(text, entry.logprob)
+    return texts
+
+
+def prompt_texts(told: PromptLogprobs, tokenizer: Tokenizer) -> PromptLogprobs:
+    """The same with `decoded_token`, the text of each token."""
+    spellings = _Spellings(tokenizer)
+    return [
+        entry
+        and {token_id: PromptLogprob(one.logprob, one.rank, spellings[token_id][0]) for token_id, one in entry.items()}
+        for entry in told
+    ]
+
+
+def prompt_as_completion(
+    token_ids: Sequence[int], told: PromptLogprobs, text_offsets: list[int], num_top: int, tokenizer: Tokenizer
+) -> CompletionLogprobs:
+    """A prompt's log-probabilities in the shape of those of a completion: the first token has none."""
+    pairs = list(zip(token_ids, told, strict=True))
+    return CompletionLogprobs(
+        text_offset=text_offsets,
+        token_logprobs=[None if entry is None else entry[token_id].logprob for token_id, entry in pairs],
+        tokens=[_text(tokenizer.token_bytes(token_id)) for token_id in token_ids],
+        top_logprobs=[
+            None if entry is None else _top_of_prompt(token_id, entry, num_top, tokenizer) for token_id, entry in pairs
+        ],
+    )
+
+
+def _top_of_prompt(
+    token_id: int, entry: dict[int, PromptLogprob], num_top: int, tokenizer: Tokenizer
+) -> dict[str, float]:
+    """As `_top_texts`."""
+    ranked = sorted((one.rank, other) for other, one in entry.items() if one.rank is not None and one.rank <= num_top)
+    texts: dict[str, float] = {}
+    for other in [*(other for _, other in ranked), token_id]:
+        texts.setdefault(_text(tokenizer.token_bytes(other)), entry[other].logprob)
     return texts
 
 

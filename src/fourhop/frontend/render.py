@@ -15,7 +15,14 @@ from fourhop.frontend.config import FrontendConfig
 from fourhop.frontend.conversation import prepare_messages
 from fourhop.frontend.model import Model
 from fourhop.frontend.parsers import Parsers
-from fourhop.frontend.sampling import chat_logprobs, check_chat, check_completion, resolve
+from fourhop.frontend.sampling import (
+    chat_logprobs,
+    check_chat,
+    check_completion,
+    completion_prompt_logprobs,
+    is_prompt_alone,
+    resolve,
+)
 from fourhop.frontend.structure import Structure, chat_structure, grammar_start, structure_of
 from fourhop.frontend.template import ChatTemplates
 from fourhop.frontend.tokenizer import Tokenizer
@@ -61,6 +68,7 @@ class Renderer:
             prompt,
             asked_tokens=request.max_completion_tokens if uses_new_name else request.max_tokens,
             logprobs=chat_logprobs(request),
+            prompt_logprobs=request.prompt_logprobs,
             structure=structure,
             param="messages",
         )
@@ -143,8 +151,9 @@ class Renderer:
         params = self._params(
             request,
             rendered,
-            asked_tokens=request.max_tokens,
+            asked_tokens=1 if is_prompt_alone(request) else request.max_tokens,
             logprobs=request.logprobs,
+            prompt_logprobs=completion_prompt_logprobs(request),
             structure=structure,
             param=path,
         )
@@ -159,6 +168,7 @@ class Renderer:
         *,
         asked_tokens: int | None,
         logprobs: int | None,
+        prompt_logprobs: int | None,
         structure: Structure | None,
         param: str,
     ) -> SamplingParams:
@@ -175,6 +185,7 @@ class Renderer:
             asked_tokens=asked_tokens,
             room=window - num_tokens,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             structured_outputs=None if structure is None else structure.outputs,
         )
 

@@ -16,6 +16,9 @@ from fourhop.wire.openai import UNSUPPORTED_FIELDS, SamplingRequest
 from fourhop.wire.openai_chat import CHAT_UNSUPPORTED_FIELDS, ChatCompletionRequest
 from fourhop.wire.openai_completion import COMPLETION_UNSUPPORTED_FIELDS, CompletionRequest
 
+MAX_STOP_STRINGS, MAX_STOP_CHARS = 64, 1024
+"""Every character of an answer is compared with them, so a request has its limits; OpenAI's allow 4 strings."""
+
 
 def resolve(
     request: SamplingRequest,
@@ -24,6 +27,7 @@ def resolve(
     asked_tokens: int | None,
     room: int,
     logprobs: int | None,
+    prompt_logprobs: int | None,
     structured_outputs: dict[str, Any] | None = None,
 ) -> SamplingParams:
     """The request's parameters. `max_tokens` is always written: what was asked for, else the model's default, at most
@@ -49,6 +53,7 @@ def resolve(
         logit_bias=request.logit_bias or None,
         allowed_token_ids=request.allowed_token_ids,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         structured_outputs=structured_outputs,
         include_stop_str_in_output=bool(request.include_stop_str_in_output),
         skip_special_tokens=_first(request.skip_special_tokens, True),
@@ -56,11 +61,16 @@ def resolve(
 
 
 def stop_strings(stop: str | list[str] | None) -> list[str]:
-    """The stop strings without repetitions. An empty one would stop everything and is refused."""
+    """The stop strings without repetitions. An empty one would stop everything and is refused, as are too many."""
     strings = [stop] if isinstance(stop, str) else stop or []
+    if len(strings) > MAX_STOP_STRINGS:
+        _refuse(f"there may be at most {MAX_STOP_STRINGS} stop strings, not {len(strings)}", "stop")
     for index, text in enumerate(strings):
+        path = "stop" if isinstance(stop, str) else f"stop[{index}]"
         if not text:
-            _refuse("a stop string must not be empty", "stop" if isinstance(stop, str) else f"stop[{index}]")
+            _refuse("a stop string must not be empty", path)
+        if len(text) > MAX_STOP_CHARS:
+            _refuse(f"a stop string may have at most {MAX_STOP_CHARS} characters, not {len(text)}", path)
     return list(dict.fromkeys(strings))
 
 
@@ -71,6 +81,19 @@ def chat_logprobs(request: ChatCompletionRequest) -> int | None:
     if request.top_logprobs:
         _refuse("top_logprobs needs logprobs: true", "top_logprobs")
     return None
+
+
+def completion_prompt_logprobs(request: CompletionRequest) -> int | None:
+    """How many alternatives to return with each prompt token: an echoed one has what a generated one has."""
+    asked = [
+        count for count in (request.prompt_logprobs, request.logprobs if request.echo else None) if count is not None
+    ]
+    return max(asked, default=None)
+
+
+def is_prompt_alone(request: CompletionRequest) -> bool:
+    """True if the answer is the echoed prompt without anything after it."""
+    return bool(request.echo) and request.max_tokens == 0
 
 
 def check_chat(request: ChatCompletionRequest, config: FrontendConfig) -> None:
@@ -87,8 +110,6 @@ def check_completion(request: CompletionRequest) -> None:
     """Refuse, by the field's path, what a completion request cannot ask of this server."""
     _check_shared(request)
     _refuse_given(request, COMPLETION_UNSUPPORTED_FIELDS)
-    if request.echo and request.logprobs is not None:
-        _refuse("echo cannot be combined with logprobs: prompt logprobs are not supported", "logprobs")
 
 
 def _check_shared(request: SamplingRequest) -> None:

@@ -12,14 +12,15 @@ from fourhop.tokens.client import GENERATE_PATH, RemoteTokenServer
 from fourhop.tokens.connection import Session, Timeouts, call, request_headers
 from fourhop.wire.errors import PeerError, PeerRefused, TransferError
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, Usage
+from fourhop.wire.logprobs import PromptLogprobs
 
 
 class VLLMTokenServer:
     """`POST /inference/v1/generate` of vLLM 0.32 (`--tokens-only` or `--enable-scale-out`).
 
-    It knows no `output_token_ids`: `Continued` adds them. Its streams never carry transfer parameters, so a request
-    that holds is not streamed: all of it comes in one chunk. A transfer that fails is an error 500 of the engine, which
-    is well: it becomes a TransferError while no token has come.
+    It knows no `output_token_ids`: `Continued` adds them. Its streams never carry transfer parameters nor what is asked
+    of the prompt, so a request for one of these is not streamed: all of it comes in one chunk. A transfer that fails is
+    an error 500 of the engine, which is well: it becomes a TransferError while no token has come.
     """
 
     def __init__(
@@ -35,7 +36,8 @@ class VLLMTokenServer:
         """Raises as `RemoteTokenServer` does."""
         if request.output_token_ids:
             raise ValueError("a stock vLLM begins every request anew")
-        chunks = self._whole(within_its_limit(request)) if holds(request) else self._streamed.generate(request)
+        in_one_piece = holds(request) or request.sampling_params.prompt_logprobs is not None
+        chunks = self._whole(within_its_limit(request)) if in_one_piece else self._streamed.generate(request)
         async with aclosing(told_of_transfers(request, chunks)) as told:
             async for chunk in told:
                 yield chunk
@@ -63,11 +65,15 @@ class Whole(msgspec.Struct):
 
     choices: list[ChunkChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
     kv_transfer_params: dict[str, Any] | None = None
 
     def chunks(self, request_id: str) -> list[GenerateChunk]:
-        """The answer as a stream: each choice at once, the transfer parameters with the last one, the usage."""
+        """The answer as a stream: each choice at once, the prompt told of with the first and the transfer parameters
+        with the last one, the usage.
+        """
         shown = [GenerateChunk(request_id=request_id, choices=[choice]) for choice in self.choices]
+        shown[:1] = [msgspec.structs.replace(first, prompt_logprobs=self.prompt_logprobs) for first in shown[:1]]
         shown[-1:] = [msgspec.structs.replace(last, kv_transfer_params=self.kv_transfer_params) for last in shown[-1:]]
         return [*shown, GenerateChunk(request_id=request_id, choices=[], usage=self.usage)]
 

@@ -44,6 +44,7 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = 0
     request_id: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    prompt_logprobs: int | None = None
 
     # What structure the output has; `fourhop.frontend.structure` reads them.
     response_format: Any = None
@@ -54,7 +55,6 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
     guided_grammar: Any = None
 
     # Known and refused: see UNSUPPORTED_FIELDS.
-    prompt_logprobs: Any = None
     logprob_token_ids: Any = None
     use_beam_search: Any = None
     best_of: Any = None
@@ -70,7 +70,6 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNSUPPORTED_FIELDS = (
-    "prompt_logprobs",
     "logprob_token_ids",
     "use_beam_search",
     "bad_words",

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fourhop.wire.generate import Usage
+from fourhop.wire.logprobs import PromptLogprobs
 from fourhop.wire.openai import SamplingRequest
 
 ChatFinishReason = Literal["stop", "length", "tool_calls", "abort"]
@@ -138,7 +139,7 @@ class ChatCompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     object: str = "chat.completion"
-    prompt_logprobs: list[Any] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     kv_transfer_params: dict[str, Any] | None = None
 
@@ -185,4 +186,5 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET

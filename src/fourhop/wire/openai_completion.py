@@ -8,12 +8,16 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fourhop.wire.generate import FinishReason, Usage
+from fourhop.wire.logprobs import PromptLogprobs
 from fourhop.wire.openai import SamplingRequest
 
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     """`prompt` is a text, several texts, token ids, or several lists of ids. Text gets the tokenizer's special tokens
     unless `add_special_tokens` is false; ids are taken as they are.
+
+    `echo` writes the prompt before the answer, and with `logprobs` those of its tokens; with `max_tokens` 0 the
+    prompt is all there is.
     """
 
     prompt: str | list[str | int | list[int]]
@@ -47,7 +51,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
-    prompt_logprobs: list[Any] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +74,7 @@ class CompletionChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
