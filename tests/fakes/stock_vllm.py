@@ -60,6 +60,7 @@ class StockVLLM:
     num_open: int = 0
     num_read: int = 0
     now_s: float = 1000.0
+    mode: str = "pull"
     _numbers: count[int] = field(default_factory=count)
 
     def app(self) -> Starlette:
@@ -104,7 +105,7 @@ class StockVLLM:
         return Response()
 
     async def _tokens(self, body: dict[str, Any]) -> AsyncIterator[tuple[int, str | None]]:
-        """Tokens, the last one with its finish reason. Raises _LoadFailure."""
+        """Tokens, the last one with its finish reason. Raises LoadFailure."""
         self.num_open += 1
         try:
             is_foreign = not await self._read(body)
@@ -117,7 +118,7 @@ class StockVLLM:
                 await asyncio.sleep(0)
                 if self.dead is not None or len(output) == self.dies_after:
                     self.dead = self.dead or "EngineDeadError"
-                    raise _Dead
+                    raise Dead
                 token = next_token(body["token_ids"] + output, seed, len(output))
                 token = EOS if len(output) == self.eos_at and len(output) >= params.get("min_tokens", 0) else token
                 token = (token + 1) % 256 if len(output) == self.differs_at else token
@@ -138,19 +139,25 @@ class StockVLLM:
             return True
         if not params.get("remote_block_ids"):
             self.dead = "AssertionError"
-            raise _Dead
+            raise Dead
         if not all(
             params.get(name) for name in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
         ):
             await asyncio.Event().wait()
         producer = self.peers.get(params["remote_engine_id"])
         if producer is None or producer.dead is not None:
-            raise _LoadFailure
+            raise LoadFailure
         expires_at_s = producer.held.pop(params["remote_request_id"], 0.0)
         self.num_read += 1
         return expires_at_s > self.now_s
 
-    def _hold(self, body: dict[str, Any]) -> dict[str, Any] | None:
+    def _expect(self, params: dict[str, Any], *names: str) -> None:
+        """What the connector reads unchecked: without it the engine loop ends."""
+        if not all(params.get(name) for name in names):
+            self.dead = "KeyError"
+            raise Dead
+
+    def _hold(self, body: dict[str, Any], finish: str) -> dict[str, Any] | None:
         if not (body.get("kv_transfer_params") or {}).get("do_remote_decode"):
             return None
         request_id = f"generate-tokens-{self.ids[-1]}-{next(self._numbers):08x}"
@@ -168,13 +175,13 @@ class StockVLLM:
             "pp_size": 1,
             "remote_num_tokens": len(body["token_ids"]),
             "remote_blocks_expiry_time": None,
-            "transfer_mode": "pull",
+            "transfer_mode": self.mode,
         } | self.answer
 
     async def _whole(self, body: dict[str, Any], tokens: AsyncIterator[tuple[int, str | None]]) -> Response:
         try:
             made = [one async for one in tokens]
-        except (_LoadFailure, _Dead):
+        except (LoadFailure, Dead):
             return error(500, "Internal server error", "InternalServerError")
         choice = {"index": 0, "token_ids": [token for token, _ in made], "finish_reason": made[-1][1]}
         return JSONResponse(
@@ -185,32 +192,34 @@ class StockVLLM:
                 "usage": usage(body, len(made)),
                 "prompt_logprobs": None,
                 "choices": [choice | {"stop_reason": None, "routed_experts": None, "logprobs": None}],
-                "kv_transfer_params": self._hold(body),
+                "kv_transfer_params": self._hold(body, made[-1][1] or ""),
             }
         )
 
     async def _events(
         self, body: dict[str, Any], tokens: AsyncIterator[tuple[int, str | None]]
     ) -> AsyncIterator[bytes]:
-        head, num_made = {"request_id": f"generate-tokens-{self.ids[-1]}", "output_mode": "tokens"}, 0
+        head: dict[str, Any] = {"request_id": f"generate-tokens-{self.ids[-1]}", "output_mode": "tokens"}
+        num_made, finish = 0, None
         try:
             async for token, finish in tokens:
                 num_made += 1
                 choice = {"index": 0, "token_ids": [token], "finish_reason": finish, "stop_reason": None}
                 yield event(head | {"usage": None, "choices": [choice | {"logprobs": None}]})
-        except (_LoadFailure, _Dead):
+        except (LoadFailure, Dead):
             failure = {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
             yield event({"error": failure})
         else:
+            self._hold(body, finish or "")  # a stream does not tell of it
             yield event(head | {"usage": usage(body, num_made), "choices": []})
         yield b"data: [DONE]\n\n"
 
 
-class _LoadFailure(Exception):
+class LoadFailure(Exception):
     """KV did not come, and the policy is to fail."""
 
 
-class _Dead(Exception):
+class Dead(Exception):
     """The engine loop ended."""
 
 

@@ -68,6 +68,7 @@ class StubEngine:
     """
 
     name: str
+    engine_id: str = ""
     role: Role = "both"
     model: str = "toy"
     fingerprint: str = "weights-1"

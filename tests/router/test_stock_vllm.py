@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 
 from contracts.token_server import chunks_of, finishes_of, tokens_of, until, usage_of
-from fakes.fleet import Clock
-from fakes.serving import serving
-from fakes.stock_vllm import EOS, StockVLLM, error, output_of
-from fourhop.router.app import Router
-from fourhop.router.config import RouterConfig
+from fakes.stock_fleet import StockFleet, stock_fleet
+from fakes.stock_vllm import EOS, error, output_of
 from fourhop.router.ledger import HoldState
 from fourhop.wire.errors import FourhopError
 from fourhop.wire.generate import GenerateRequest, SamplingParams
@@ -35,66 +30,6 @@ HANDLE = {
 HANDLE |= {"tp_size"}
 
 
-@dataclass(frozen=True)
-class Fleet:
-    """Stock engines behind sockets, and a router that was told how they hand over."""
-
-    router: Router
-    prefill: list[StockVLLM]
-    decode: list[StockVLLM]
-    clock: Clock
-    registry: CollectorRegistry
-
-    def pass_time(self, seconds: float) -> None:
-        self.clock.now_s += seconds
-        for engine in (*self.prefill, *self.decode):
-            engine.now_s += seconds
-
-    def count(self, name: str, **labels: str) -> float:
-        return self.registry.get_sample_value(f"fourhop_router_{name}", labels) or 0.0
-
-    async def settle(self) -> None:
-        engines = (*self.prefill, *self.decode)
-        workers = self.router.fleet.workers.values()
-        await until(lambda: all(one.is_idle() for one in engines) and all(one.in_flight == 0 for one in workers))
-
-    async def end_leases(self) -> None:
-        """Every lease is over, and the router has seen that."""
-        self.pass_time(130.0)
-        self.router.ledger.expire(self.clock())
-        assert not self.router.ledger.owed
-
-
-@asynccontextmanager
-async def fleet(num_prefill: int = 1, num_decode: int = 1, **settings: Any) -> AsyncIterator[Fleet]:
-    prefill = [StockVLLM(f"p{index}") for index in range(num_prefill)]
-    decode = [StockVLLM(f"d{index}") for index in range(num_decode)]
-    peers = {engine.engine_id: engine for engine in (*prefill, *decode)}
-    for engine in peers.values():
-        engine.peers = peers
-    clock, registry = Clock(), CollectorRegistry()
-
-    async def never(seconds: float) -> None:
-        await asyncio.Event().wait()
-
-    async with AsyncExitStack() as stack:
-        urls: list[tuple[str, ...]] = []
-        for side in (prefill, decode):
-            served = {await stack.enter_async_context(serving(engine.app())): engine for engine in side}
-            urls.append(tuple(sorted(served)))
-            side[:] = [served[url] for url in sorted(served)]  # the order in which the router prefers them
-        router = Router(
-            RouterConfig(urls[0], urls[1], **({"handoff": "nixl"} | settings)),
-            registry=registry,
-            wall_clock=clock,
-            draw_seed=lambda: 4,
-            router_id="ours",
-        )
-        router.fleet.sleep = never
-        await stack.enter_async_context(router.running())
-        yield Fleet(router, prefill, decode, clock, registry)
-
-
 def ask(max_tokens: int | None = 8, **params: Any) -> GenerateRequest:
     settings = {"max_tokens": max_tokens, "temperature": 0.0} | params
     return GenerateRequest(token_ids=PROMPT, sampling_params=msgspec.convert(settings, SamplingParams), request_id="r")
@@ -104,7 +39,7 @@ def run(scenario: Coroutine[None, None, None]) -> None:
     asyncio.run(scenario)
 
 
-async def failure_of(one: Fleet, request: GenerateRequest) -> FourhopError:
+async def failure_of(one: StockFleet, request: GenerateRequest) -> FourhopError:
     try:
         await chunks_of(one.router, request)
     except FourhopError as error:
@@ -115,7 +50,7 @@ async def failure_of(one: Fleet, request: GenerateRequest) -> FourhopError:
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 5}, {"temperature": 1.0}, {"min_tokens": 4}])
 def test_a_split_request_makes_the_tokens_of_one_engine(params: dict[str, Any]) -> None:
     async def scenario() -> None:
-        async with fleet() as one:
+        async with stock_fleet() as one:
             chunks = await chunks_of(one.router, ask(**params))
             seed = params.get("seed", 4) if params.get("temperature") else None
             assert tokens_of(chunks) == output_of(PROMPT, 8, seed)
@@ -136,7 +71,7 @@ def test_a_split_request_makes_the_tokens_of_one_engine(params: dict[str, Any]) 
 
 def test_the_first_token_is_prefills_and_does_not_wait_for_decode() -> None:
     async def scenario() -> None:
-        async with fleet() as one:
+        async with stock_fleet() as one:
             one.decode[0].gate = asyncio.Event()
             async with aclosing(one.router.generate(ask())) as chunks:
                 first = await anext(chunks)
@@ -162,7 +97,7 @@ BAD = {name: {name: None} for name in HANDLE} | {
 @pytest.mark.parametrize("change", BAD.values(), ids=BAD.keys())
 def test_an_incomplete_handle_never_reaches_decode(change: dict[str, Any]) -> None:
     async def scenario() -> None:
-        async with fleet() as one:
+        async with stock_fleet() as one:
             one.prefill[0].answer = change
             assert tokens_of(await chunks_of(one.router, ask())) == output_of(PROMPT, 8)
             [decoded] = one.decode[0].bodies
@@ -176,8 +111,8 @@ def test_an_incomplete_handle_never_reaches_decode(change: dict[str, Any]) -> No
 
 def test_a_prefill_engine_without_the_connector_answers_nothing_and_decode_computes() -> None:
     async def scenario() -> None:
-        async with fleet() as one:
-            one.prefill[0]._hold = lambda body: None  # type: ignore[method-assign]
+        async with stock_fleet() as one:
+            one.prefill[0]._hold = lambda body, finish: None  # type: ignore[method-assign]
             assert tokens_of(await chunks_of(one.router, ask())) == output_of(PROMPT, 8)
             assert one.count("no_transfer_total", cause="no_ticket") == 1
             await one.settle()
@@ -188,7 +123,7 @@ def test_a_prefill_engine_without_the_connector_answers_nothing_and_decode_compu
 
 def test_without_a_handoff_a_stock_engine_does_whole_requests() -> None:
     async def scenario() -> None:
-        async with fleet(handoff=None) as one:
+        async with stock_fleet(handoff=None) as one:
             assert tokens_of(await chunks_of(one.router, ask())) == output_of(PROMPT, 8)
             assert one.prefill[0].bodies == []
             assert one.decode[0].bodies[0]["kv_transfer_params"] is None
@@ -199,7 +134,7 @@ def test_without_a_handoff_a_stock_engine_does_whole_requests() -> None:
 
 def test_a_handle_is_used_once_when_its_decode_engine_dies_before_a_token() -> None:
     async def scenario() -> None:
-        async with fleet(num_decode=2) as one:
+        async with stock_fleet(num_decode=2) as one:
             first, second = one.decode
             first.refusals = [Response(status_code=502)]
             assert tokens_of(await chunks_of(one.router, ask())) == output_of(PROMPT, 8)
@@ -215,7 +150,7 @@ def test_a_handle_is_used_once_when_its_decode_engine_dies_before_a_token() -> N
 
 def test_a_handle_whose_lease_is_nearly_over_is_not_sent() -> None:
     async def scenario() -> None:
-        async with fleet() as one:
+        async with stock_fleet() as one:
             async with aclosing(one.router.generate(ask())) as chunks:
                 received = [await anext(chunks)]
                 one.pass_time(26.0)
@@ -230,7 +165,7 @@ def test_a_handle_whose_lease_is_nearly_over_is_not_sent() -> None:
 @pytest.mark.parametrize("num_read", [0, 1, 2, 5])
 def test_a_client_that_leaves_leaves_nothing_at_work(num_read: int) -> None:
     async def scenario() -> None:
-        async with fleet() as one:
+        async with stock_fleet() as one:
             if num_read == 0:
                 one.prefill[0].gate = asyncio.Event()
                 reader = asyncio.create_task(chunks_of(one.router, ask(60)))
@@ -255,7 +190,7 @@ def test_a_client_that_leaves_leaves_nothing_at_work(num_read: int) -> None:
 
 def test_a_transfer_that_fails_costs_a_prefill_and_the_engine_stays_well() -> None:
     async def scenario() -> None:
-        async with fleet() as one:
+        async with stock_fleet() as one:
             async with aclosing(one.router.generate(ask())) as chunks:
                 received = [await anext(chunks)]
                 one.prefill[0].dead = "killed"
@@ -270,7 +205,7 @@ def test_a_transfer_that_fails_costs_a_prefill_and_the_engine_stays_well() -> No
 
 def test_a_decode_engine_that_dies_in_the_middle_is_replaced_without_a_repeated_or_a_missing_token() -> None:
     async def scenario() -> None:
-        async with fleet(num_decode=2) as one:
+        async with stock_fleet(num_decode=2) as one:
             one.decode[0].dies_after = 4
             chunks = await chunks_of(one.router, ask(min_tokens=6))
             assert tokens_of(chunks) == output_of(PROMPT, 8)
@@ -284,7 +219,7 @@ def test_a_decode_engine_that_dies_in_the_middle_is_replaced_without_a_repeated_
 
 def test_what_depends_on_the_whole_output_is_made_again_elsewhere() -> None:
     async def scenario() -> None:
-        async with fleet(num_decode=2) as one:
+        async with stock_fleet(num_decode=2) as one:
             one.decode[0].dies_after = 4
             grammar = {"json_object": True}
             chunks = await chunks_of(one.router, ask(structured_outputs=grammar, temperature=0.7, seed=3))
@@ -296,7 +231,7 @@ def test_what_depends_on_the_whole_output_is_made_again_elsewhere() -> None:
 
 def test_two_engines_that_differ_where_they_may_cost_a_prefill_not_the_request() -> None:
     async def scenario() -> None:
-        async with fleet() as one:
+        async with stock_fleet() as one:
             one.prefill[0].differs_at = 0
             tokens = tokens_of(await chunks_of(one.router, ask()))
             first = tokens[0]
@@ -310,7 +245,7 @@ def test_two_engines_that_differ_where_they_may_cost_a_prefill_not_the_request()
 
 def test_a_first_token_that_ends_the_request_leaves_a_hold_to_its_lease() -> None:
     async def scenario() -> None:
-        async with fleet() as one:
+        async with stock_fleet() as one:
             one.prefill[0].eos_at = 0
             chunks = await chunks_of(one.router, ask())
             assert (tokens_of(chunks), finishes_of(chunks)) == ([EOS], ["stop"])
@@ -328,7 +263,7 @@ def test_a_first_token_that_ends_the_request_leaves_a_hold_to_its_lease() -> Non
 )
 def test_a_refusal_of_prefill_is_the_clients_with_its_status(status: int, kind: str) -> None:
     async def scenario() -> None:
-        async with fleet() as one:
+        async with stock_fleet() as one:
             one.prefill[0].refusals = [error(status, "no", kind, {"Retry-After": "7"})]
             failure = await failure_of(one, ask())
             assert (failure.status, failure.message, failure.type) == (status, "no", kind)
@@ -343,7 +278,7 @@ def test_a_refusal_of_prefill_is_the_clients_with_its_status(status: int, kind: 
 
 def test_many_at_once_keep_their_handles_apart() -> None:
     async def scenario() -> None:
-        async with fleet(2, 2) as one:
+        async with stock_fleet(2, 2) as one:
             requests = [msgspec.structs.replace(ask(), token_ids=[*PROMPT, index]) for index in range(12)]
             answers = await asyncio.gather(*(chunks_of(one.router, request) for request in requests))
             assert [tokens_of(answer) for answer in answers] == [output_of(one.token_ids, 8) for one in requests]

@@ -57,8 +57,16 @@ async def dial_http(config: RouterConfig) -> AsyncIterator[Dial]:
     async with open_session() as session:
 
         def dial(url: str) -> tuple[TokenServer, Control]:
+            endpoint = config.endpoint(url)
             engine = RemoteEngine(
-                url, session, timeouts=timeouts, probe_timeout_s=config.probe_timeout_s, api_key=config.upstream_api_key
+                url,
+                session,
+                timeouts=timeouts,
+                probe_timeout_s=config.probe_timeout_s,
+                api_key=config.upstream_api_key,
+                bootstrap_url=f"http://{endpoint.host}:{endpoint.bootstrap_port}"
+                if config.handoff == "mooncake" and url in config.prefill
+                else None,
             )
             return engine, engine
 
@@ -127,7 +135,11 @@ class Router:
             ("decode", self.config.decode),
         )
         await self.fleet.start(
-            [Worker(url, role, *dial(url), handoff=self.config.handoff) for role, urls in roles for url in urls]
+            [
+                Worker(url, role, *dial(url), self.config.handoff, self.config.endpoint(url))
+                for role, urls in roles
+                for url in urls
+            ]
         )
         self._housekeeping = asyncio.create_task(self._keep_house(), name="router housekeeping")
 

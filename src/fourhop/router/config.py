@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 from urllib.parse import urlsplit
 
+import msgspec
+
+from fourhop.router.handoff.kinds import Name
+from fourhop.router.handoff.protocol import Endpoint
 from fourhop.wire.errors import StartError
 
 
@@ -16,8 +20,10 @@ class RouterConfig:
     Attributes:
         prefill: URLs of the engines that prompts go to.
         decode: URLs of the engines that tokens come from.
-        handoff: How KV moves between engines that are stock vLLMs, by their connector. Ours tell it themselves.
-            Default: it does not, and such an engine does whole requests.
+        handoff: How KV moves between engines that are stock vLLMs, by their connector; store is any that finds it by
+            its tokens. Ours tell it themselves. Default: it does not, and such an engine does whole requests.
+        handoff_endpoints: JSON object of URL to where that engine's connector listens, where that is not the default:
+            host, bootstrap_port (mooncake), handshake_port, notify_port (moriio), init_port, alloc_port (lmcache).
         max_retries: How often one request may be given to another engine after one failed it.
         max_num_choices: Largest `n` of a request.
         max_logprobs: Most alternatives a request may ask for.
@@ -36,7 +42,8 @@ class RouterConfig:
 
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
-    handoff: Literal["nixl"] | None = None
+    handoff: Name | None = None
+    handoff_endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     max_retries: int = 2
     max_num_choices: int = 64
     max_logprobs: int = 20
@@ -62,6 +69,9 @@ class RouterConfig:
         twice = sorted({url for url in urls if urls.count(url) > 1})
         if twice:
             raise StartError(f"an engine can have one role only: {twice[0]} is listed twice")
+        unknown = sorted(set(self.handoff_endpoints) - set(urls))
+        if unknown:
+            raise StartError(f"handoff_endpoints has {unknown[0]}, which is no engine of this router")
         if self.max_retries < 0 or self.max_num_choices < 1 or self.max_logprobs < 0:
             raise StartError("max_retries and max_logprobs must not be negative, max_num_choices at least 1")
         if self.kv_recompute_threshold < 1 or self.max_prefix_pages < 0:
@@ -78,3 +88,8 @@ class RouterConfig:
         ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise StartError(f"{name} must be a positive number of seconds")
+
+    def endpoint(self, url: str) -> Endpoint:
+        """Where the connector of the engine at `url` listens."""
+        endpoint = self.handoff_endpoints.get(url, Endpoint())
+        return endpoint if endpoint.host else msgspec.structs.replace(endpoint, host=urlsplit(url).hostname or "")

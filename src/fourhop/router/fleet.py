@@ -10,6 +10,8 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from fourhop.router.config import RouterConfig
+from fourhop.router.handoff.kinds import Name
+from fourhop.router.handoff.protocol import Endpoint
 from fourhop.router.policy import Candidate, EngineRole
 from fourhop.tokens.server import TokenServer
 from fourhop.wire.errors import EnginesDisagree, FourhopError, PeerTimeout, TransferError, Unavailable
@@ -28,6 +30,9 @@ LAST_LOOK_S = 0.1
 
 class Control(Protocol):
     """What a router asks of an engine besides tokens; see `tokens.worker.RemoteWorker`."""
+
+    @property
+    def engine_id(self) -> str: ...
 
     async def check(self) -> WorkerInfo | None: ...
 
@@ -87,7 +92,8 @@ class Worker:
     role: EngineRole
     server: TokenServer
     control: Control
-    handoff: str | None = None
+    handoff: Name | None = None
+    endpoint: Endpoint = field(default_factory=Endpoint)
     info: WorkerInfo | None = None
     down: str | None = "not seen yet"
     is_draining: bool = False

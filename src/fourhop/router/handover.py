@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from fourhop.router.fleet import Fleet, Worker
-from fourhop.router.handoff.kinds import TICKETS, stock_handoff
-from fourhop.router.handoff.protocol import Answer, Handoff
+from fourhop.router.handoff.kinds import STOCK, TICKETS
+from fourhop.router.handoff.protocol import Answer, Endpoint, Handoff, Question
 from fourhop.router.ledger import HoldState, Ledger
 from fourhop.router.metrics import RouterMetrics
 from fourhop.router.release import Releaser
@@ -43,15 +45,41 @@ class Handover:
     metrics: RouterMetrics
     wall_clock: Callable[[], float]
 
-    def ask_params(self, worker: Worker, prefix: dict[str, Any] | None) -> dict[str, Any]:
-        """What a prefill leg is sent, so that it holds."""
-        return _handoff(worker).ask(prefix)
+    def names_decode(self, worker: Worker) -> bool:
+        """True if a decode engine must be chosen before this prefill engine is asked."""
+        return _handoff(worker).names_decode
 
-    def ask(self, run: Run, leg: Leg) -> None:
-        """A leg that will hold is about to be sent."""
+    def ask(
+        self, run: Run, worker: Worker, decode: Worker | None = None, prefix: dict[str, Any] | None = None
+    ) -> dict[str, Any] | None:
+        """What a prefill leg is sent, so that it holds. If the run has a ticket then, both legs can be sent."""
+        assert run.hold is not None
+        handoff = _handoff(worker)
+        question = Question(
+            run.hold.request_id,
+            _endpoint(worker),
+            None if decode is None else _endpoint(decode),
+            prefix,
+            self.wall_clock(),
+        )
+        handle = handoff.at_once(question)
+        if handle is not None:
+            self.ledger.issue(run.hold, handle, question.now_s)
+            run.has_ticket = True
+        return handoff.ask(question)
+
+    def open(self, run: Run, worker: Worker, request_id: str) -> None:
+        """Something that may hold is about to be sent, under this id."""
         now_s = self.wall_clock()
         self.ledger.expire(now_s)
-        run.hold = self.ledger.ask(leg.request.request_id, leg.worker.name, leg.worker.epoch, now_s)
+        run.hold = self.ledger.ask(request_id, worker.name, worker.epoch, now_s)
+
+    def decode_id(self, run: Run) -> str | None:
+        """The id that a decode leg must have for its engine to find the prefill leg; None if any will do."""
+        if run.ticket is None or run.hold is None:
+            return None
+        shares_id = _handoff(self.fleet.workers[run.hold.engine]).shares_id
+        return run.hold.request_id if shares_id else None
 
     def take_early(self, run: Run, leg: Leg, params: dict[str, Any]) -> None:
         """The ticket of a prompt that is still to be computed. A bad one is not used; it is released with its leg."""
@@ -62,6 +90,9 @@ class Handover:
         assert run.hold is not None
         if run.finish is not None:
             self._end_unused(run, leg, params)
+        elif not _handoff(leg.worker).answers:  # decode was told all it needs, or finds KV by its tokens
+            if run.hold.state is HoldState.ASKED:
+                self.ledger.end(run.hold, HoldState.NEVER_HELD)
         elif params is None:
             self.give_up(run, "no_ticket" if run.ticket is None else "withdrawn")
         elif run.hold.state is HoldState.ISSUED and params.get("ticket_id") == run.hold.ticket_id:
@@ -85,7 +116,7 @@ class Handover:
         self.releaser.leave(run.hold)
         run.has_ticket, run.leaves = False, leg.worker.name
         if params is not None and leg.kind != "prefill":  # what is left of a prefill leg goes by its own hold
-            self.ask(run, leg)
+            self.open(run, leg.worker, leg.request.request_id)
             if not self._take(run, leg, params):
                 self.give_up(run, "bad_ticket")
         self.metrics.moved.labels("no_ticket" if run.ticket is None else "ticket").inc()
@@ -156,7 +187,13 @@ class Handover:
 
 def _handoff(worker: Worker) -> Handoff:
     """The protocol of an engine: ours for ours, the configured one for a stock vLLM."""
-    return TICKETS if worker.info is not None or worker.handoff is None else stock_handoff(worker.handoff)
+    return TICKETS if worker.info is not None or worker.handoff is None else STOCK[worker.handoff]
+
+
+def _endpoint(worker: Worker) -> Endpoint:
+    """Where an engine's connector listens, with the name that it gave if it was asked."""
+    named = worker.control.engine_id
+    return msgspec.structs.replace(worker.endpoint, engine_id=named) if named else worker.endpoint
 
 
 def without_repeated(run: Run, leg: Leg, choice: ChunkChoice) -> ChunkChoice:

@@ -87,8 +87,18 @@ class Split:
         if not placement.is_split:
             return self._leg(run, "whole", worker, None)
         prefix = None if run.owes_prompt_logprobs else await self.conversations.find(run, worker)
-        leg = self._leg(run, "prefill", worker, self.handover.ask_params(worker, prefix))
-        self.handover.ask(run, leg)
+        return self._prefill(run, worker, prefix)
+
+    def _prefill(self, run: Run, worker: Worker, prefix: dict[str, Any] | None) -> Leg:
+        """A leg that holds its blocks; with a protocol that needs no answer the decode leg is sent with it."""
+        self.handover.open(run, worker, self.new_id())
+        if self.handover.names_decode(worker):
+            chosen = place_rest(self.fleet.candidates(run.excluded), worker.exchange, prefer=run.holder)
+            run.wanted = None if chosen is None or chosen.exchange != worker.exchange else chosen.name
+        decode = None if run.wanted is None else self.fleet.workers[run.wanted]
+        params = self.handover.ask(run, worker, decode, prefix)
+        leg = self._leg(run, "prefill", worker, params)
+        self._send_ahead(run)
         return leg
 
     def _reserve_decode(self, run: Run, leg: Leg, chunk: GenerateChunk) -> None:
@@ -96,8 +106,12 @@ class Split:
         if leg.kind != "prefill" or run.ahead is not None or chunk.kv_transfer_params is None:
             return
         self.handover.take_early(run, leg, chunk.kv_transfer_params)
+        self._send_ahead(run)
+
+    def _send_ahead(self, run: Run) -> None:
+        """The decode leg, if there is a ticket for it already."""
         candidate, can_pull = self._candidate(run)
-        if candidate is not None and can_pull:
+        if candidate is not None and can_pull and run.ticket is not None:
             run.ahead = self._leg(run, "decode", self.fleet.workers[candidate.name], run.ticket, ahead=True)
 
     def _rest(self, run: Run) -> Leg:
@@ -129,7 +143,8 @@ class Split:
     def _leg(
         self, run: Run, kind: LegKind, worker: Worker, transfer: dict[str, Any] | None, *, ahead: bool = False
     ) -> Leg:
-        request = run.leg_request(kind, self.new_id(), transfer)
+        shared = run.hold.request_id if kind == "prefill" and run.hold else self.handover.decode_id(run)
+        request = run.leg_request(kind, shared or self.new_id(), transfer)
         if kind != "decode" and not run.delivered:
             run.prefill = worker.name
         if kind != "prefill":

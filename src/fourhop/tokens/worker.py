@@ -35,7 +35,12 @@ PREFIX_PATH = "/kv/prefix"
 
 
 class RemoteWorker:
-    """The control endpoints of an engine over HTTP. Every call ends within a few times `timeout_s`."""
+    """The control endpoints of an engine over HTTP. Every call ends within a few times `timeout_s`.
+
+    `engine_id` is what its peers call it, for a hand-over whose router has to tell them; empty where it need not.
+    """
+
+    engine_id = ""
 
     def __init__(self, url: str, session: Session, *, timeout_s: float = 2.0, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")

@@ -6,20 +6,20 @@ from typing import Any
 
 import msgspec
 
-from fourhop.router.handoff.protocol import Answer, Handle
+from fourhop.router.handoff.protocol import Answer, Handle, Plain, Question
 from fourhop.wire.errors import TransferError
 from fourhop.wire.ticket import KVTicket, parse_transfer_params, verify
 
 HOLD = {"do_remote_decode": True, "early_ticket": True}
 
 
-class Tickets:
+class Tickets(Plain):
     """The ticket comes before the prompt is computed, so that decode is sent at once; it is checked, never trusted."""
 
     tells_pulls = True
 
-    def ask(self, prefix: dict[str, Any] | None) -> dict[str, Any]:
-        return HOLD if prefix is None else HOLD | {"prefix": prefix}
+    def ask(self, question: Question) -> dict[str, Any]:
+        return HOLD if question.prefix is None else HOLD | {"prefix": question.prefix}
 
     def take(self, answer: Answer) -> Handle:
         """Raises TransferError, or ClientError for what is not even shaped like a ticket."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from fourhop.router.handoff.protocol import Answer, Handle
+from fourhop.router.handoff.protocol import Answer, Handle, Plain, Question
 from fourhop.wire.errors import TransferError
 
 LEASE_S = 30.0
@@ -52,15 +52,20 @@ class _Params(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Nixl:
-    """`mode` is `pull` (NixlConnector, NixlPullConnector) or `push` (NixlPushConnector)."""
+class Nixl(Plain):
+    """`mode` is `pull` (NixlConnector, NixlPullConnector) or `push` (NixlPushConnector).
+
+    With `push` decode tells prefill where to write, and the two find the request by its id, less a random tail.
+    """
 
     mode: Literal["pull", "push"] = "pull"
     lease_s: float = LEASE_S
 
-    tells_pulls = False
+    @property
+    def shares_id(self) -> bool:  # type: ignore[override]
+        return self.mode == "push"
 
-    def ask(self, prefix: dict[str, Any] | None) -> dict[str, Any]:
+    def ask(self, question: Question) -> dict[str, Any]:
         return ASK
 
     def take(self, answer: Answer) -> Handle:
