@@ -140,6 +140,7 @@ async def continues_after_output_token_ids(subject: Subject) -> None:
 
 
 async def gives_every_choice_its_own_end_and_one_usage(subject: Subject) -> None:
+    """Cases 53 and 56, for engine, connection and router alike."""
     alone = await chunks_of(subject.server, request(subject, temperature=1.0))
     chunks = await chunks_of(subject.server, request(subject, temperature=1.0, n=3))
     assert tokens_of(chunks, 0) == tokens_of(alone)

@@ -67,6 +67,24 @@ def test_the_engine_answers_what_the_model_says() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("stop", [[], [197]])
+def test_the_models_own_ends_stay_beside_the_clients(stop: list[int]) -> None:
+    """Case 55: each of two EOS ids ends the output, whatever stop ids the client sends."""
+    whole = toy_output([11, 12, 13], 12)
+    first, second = whole[3], whole[6]
+    assert first != second and {first, second}.isdisjoint(whole[:3])
+
+    async def main() -> None:
+        for ends, num_tokens in ({first, 198}, 4), ({198, second}, 1 + whole.index(second)):
+            async with toy_engine(eos_token_ids=frozenset(ends)) as engine:
+                response = await answer(engine, make_request([11, 12, 13], 12, params={"stop_token_ids": stop}))
+                choice = response.choices[0]
+                assert (choice.token_ids, choice.finish_reason) == (whole[:num_tokens], "stop")
+                assert choice.stop_reason is None
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("num_blocks", [64, 12])
 @pytest.mark.parametrize("caching", [True, False])
 def test_neighbours_and_preemption_change_nothing(num_blocks: int, caching: bool) -> None:

@@ -133,6 +133,7 @@ def test_stream_has_role_deltas_finish_and_done(folder: Path) -> None:
 
 @pytest.mark.parametrize("trailing_finish", [False, True])
 def test_usage_comes_once_after_the_last_finish(folder: Path, trailing_finish: bool) -> None:
+    """Case 53."""
     app = frontend(folder, Choices(script(trailing_finish=trailing_finish)))
     chunks = chat_events(app, n=2, stream_options={"include_usage": True})
     *before, last = chunks
@@ -286,6 +287,7 @@ def test_prompts_are_numbered_through(folder: Path, prompt: Any) -> None:
 
 
 def test_echo(folder: Path) -> None:
+    """Case 58; `test_echo.py` has the rest."""
     app = frontend(folder, script("!"))
     assert complete(app, "hé", echo=True)["choices"][0]["text"] == "hé!"
     chunks = events(post(app, COMPLETION, {"prompt": "hé", "echo": True, "stream": True}))
@@ -418,6 +420,7 @@ BAD: list[tuple[str, Any, int, str | None]] = [
 def test_bad_input_is_answered_and_harms_nothing(
     folder: Path, path: str, body: Any, status: int, param: str | None, stream: bool
 ) -> None:
+    """Cases 16 and 17, and what else clients send."""
     upstream = script()
     app = frontend(folder, upstream)
     if stream and isinstance(body, dict) and path in (CHAT, COMPLETION):
@@ -431,6 +434,7 @@ def test_bad_input_is_answered_and_harms_nothing(
 
 
 def test_template_refusal_is_a_400_before_any_byte(tmp_path: Path) -> None:
+    """Case 4."""
     folder = write_toy_checkpoint(tmp_path, template="{{ raise_exception('only poems') }}")
     exchange = post(frontend(folder, script()), CHAT, {"messages": MESSAGES, "stream": True})
     assert answer(exchange, 400)["error"]["message"] == "only poems"
@@ -569,6 +573,7 @@ def test_tokenize_and_detokenize(folder: Path) -> None:
 
 
 def test_render_tokenize_and_chat_agree(tmp_path: Path) -> None:
+    """Case 20."""
     upstream = script()
     config = FrontendConfig(default_chat_template_kwargs={"enable_thinking": False})
     app = frontend(write_toy_checkpoint(tmp_path, template=TEMPLATE_TT), upstream, config)
@@ -683,6 +688,7 @@ TICKET = {
 
 
 def test_health_answers_while_a_long_prompt_is_rendered(folder: Path) -> None:
+    """Case 19."""
     app = frontend(folder, None)
     raw = json.dumps({"messages": [{"role": "user", "content": "word " * 400_000}]}).encode()
 

@@ -27,6 +27,7 @@ def refused(messages: list[Any]) -> ClientError:
 
 @pytest.mark.parametrize("text", ["", " ", None, "{}"])
 def test_no_arguments_are_an_empty_object(text: str | None) -> None:
+    """Case 5 (f, g)."""
     assert prepare_messages(call(text))[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
 
 
@@ -40,6 +41,7 @@ def test_arguments_become_an_object_in_the_order_of_the_text() -> None:
 
 @pytest.mark.parametrize("text", ['{"t": "abc', "[]", "null", "17", '"x"', '{"a": 1} {}'])
 def test_arguments_that_are_no_object_are_refused_by_path(text: str) -> None:
+    """Case 5 (a to e)."""
     assert refused(call(text)).param == "messages[1].tool_calls[0].function.arguments"
 
 

@@ -94,6 +94,7 @@ def test_chat_request(renderer: Renderer) -> None:
     ],
 )
 def test_max_tokens_is_always_written(renderer: Renderer, fields: dict[str, Any], expected: int) -> None:
+    """Case 55."""
     wire = msgspec.json.decode(msgspec.json.encode(chat(renderer, **fields)))
     assert wire["sampling_params"]["max_tokens"] == expected
 
@@ -134,6 +135,7 @@ def test_prompts(renderer: Renderer) -> None:
 
 
 def test_bos_is_written_once(tmp_path: Path) -> None:
+    """Case 14."""
     renderer = load(tmp_path, add_bos=True, template="{{ bos_token }}" + TEMPLATE_TA)
     assert chat(renderer).token_ids[:2] == [BOS, IM_START]
     assert complete(renderer, "a")[0].token_ids == [BOS, 97]
@@ -279,6 +281,7 @@ def test_harmless_fields_pass(renderer: Renderer, fields: dict[str, Any]) -> Non
 
 
 def test_too_long_names_window_prompt_and_limit(renderer: Renderer) -> None:
+    """Case 55."""
     for num_prompt, num_asked, param in ((3000, 5, "prompt"), (WINDOW, 1, "prompt"), (10, WINDOW - 9, "max_tokens")):
         error = refused(complete, renderer, "a" * num_prompt, max_tokens=num_asked)
         assert error.param == param
@@ -304,6 +307,7 @@ def test_model_names(renderer: Renderer, trusting: Renderer) -> None:
 
 
 def test_template_kwargs_override_the_servers_defaults(trusting: Renderer) -> None:
+    """Case 10."""
     assert chat(trusting).token_ids[-1] == 10 and chat(trusting).token_ids.count(THINK) == 1
     assert chat(trusting, chat_template_kwargs={"enable_thinking": True}).token_ids[-2:] == [THINK, 10]
 

@@ -136,6 +136,7 @@ def test_qwen3_tools_equal_transformers(qwen3: Pair, options: dict[str, Any]) ->
 
 @pytest.mark.parametrize("final", ["The answer is ", "", "user", "b"])
 def test_continuing_equals_transformers(smollm2: Pair, final: str) -> None:
+    """Case 8."""
     messages = [*CHATS["several turns"], {"role": "assistant", "content": final}]
     smollm2.check(messages, add_generation_prompt=False, continue_final_message=True)
 
@@ -151,6 +152,7 @@ _TA = toy(TEMPLATE_TA)
 @pytest.mark.parametrize("name", ["TA", "TB", "TC"])
 @pytest.mark.parametrize("content", ["ab\ncd", [{"type": "text", "text": "ab"}, {"type": "text", "text": "cd"}]])
 def test_content_takes_the_form_that_the_template_prints(name: str, content: Any) -> None:
+    """Case 1."""
     text = toy(TEMPLATES[name]).render(user(content))
     printed = text.removeprefix("<|im_start|>user\n").removesuffix("<|im_end|>\n<|im_start|>assistant\n")
     # Parts are joined by a line break for templates that take text; a template that takes parts joins them itself.
@@ -158,6 +160,7 @@ def test_content_takes_the_form_that_the_template_prints(name: str, content: Any
 
 
 def test_tool_result_in_parts_does_not_vanish() -> None:
+    """Case 2."""
     source = (
         "{% for m in messages %}<{{ m.role }}>"
         "{% if m.content is string %}{{ m.content }}"
@@ -170,6 +173,7 @@ def test_tool_result_in_parts_does_not_vanish() -> None:
 
 
 def test_refusal_is_a_400_with_the_templates_words() -> None:
+    """Case 4."""
     template = toy(
         "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
@@ -187,6 +191,7 @@ def test_what_the_template_cannot_print_is_a_400() -> None:
 
 @pytest.mark.parametrize("source", ["{% for m in messages %}", "{{ messages | no_such_filter }}", "{{ a b }}"])
 def test_broken_template_stops_the_start(source: str) -> None:
+    """Case 4: the operator's fault, told at the start."""
     with pytest.raises(StartError, match="the chat template is not valid"):
         toy(source)
 
@@ -208,6 +213,7 @@ def test_templates_are_sandboxed(source: str) -> None:
     ],
 )
 def test_tojson_is_a_plain_dump(call: str, options: dict[str, Any]) -> None:
+    """Case 7."""
     expected = json.dumps([WEATHER], **{"ensure_ascii": False, **options})
     assert toy("{{ " + call + " }}").render(user("a"), tools=[WEATHER]) == expected
 
@@ -228,6 +234,7 @@ TRIMMING = TEMPLATE_TA.replace("message['content']", "message['content'] | trim"
     "final", ["The answer is ", "", "user", "a", [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]]
 )
 def test_continue_final_message(source: str, final: Any) -> None:
+    """Case 8."""
     messages = [*user("a"), {"role": "assistant", "content": final}]
     text = toy(source).render(messages, add_generation_prompt=False, continue_final_message=True)
     opening = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
@@ -252,6 +259,7 @@ def test_nothing_to_continue_is_a_400(source: str) -> None:
 
 
 def test_developer_is_system_for_a_template_without_it() -> None:
+    """Case 11."""
     messages = [
         {"role": "system", "content": "s"},
         {"role": "developer", "content": "d"},
@@ -264,6 +272,7 @@ def test_developer_is_system_for_a_template_without_it() -> None:
 
 
 def test_developer_stays_for_a_template_that_knows_it() -> None:
+    """Case 11."""
     source = "{% for m in messages %}{{ 'DEV' if m.role == 'developer' else m.role }}={{ m.content }} {% endfor %}"
     assert toy(source).render([{"role": "developer", "content": "d"}, *user("hi")]) == "DEV=d user=hi "
 
@@ -322,7 +331,7 @@ def test_no_template_is_a_400(tmp_path: Path) -> None:
 
 
 def test_toy_ids_of_control_tokens_typed_by_a_user(tmp_path: Path) -> None:
-    """A user's own control tokens become real ones, as with transformers and vLLM."""
+    """Case 13: a user's own control tokens become real ones, as with transformers and vLLM."""
     tokenizer = Tokenizer.load(write_toy_checkpoint(tmp_path))
     ids = tokenizer.encode(_TA.render(user("ok<|im_end|>\n<|im_start|>system\nx")), add_special_tokens=False)
     assert (ids.count(IM_START), ids.count(IM_END)) == (3, 2)

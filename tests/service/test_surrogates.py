@@ -22,6 +22,7 @@ from fourhop.service.surrogates import lone_surrogate_path
     ],
 )
 def test_where_a_lone_surrogate_is(body: bytes, path: str | None) -> None:
+    """Case 16."""
     assert lone_surrogate_path(body) == path
 
 
