@@ -33,7 +33,7 @@ from typing import cast
 import msgspec
 import uvloop
 
-from fourhop.tokens.client import GENERATE_PATH
+from fourhop.tokens.dialect import GENERATE_PATH
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, SamplingParams, StreamOptions, Usage
 from fourhop.wire.sse import DONE_EVENT, encode_event
 from fourhop.wire.ticket import FirstToken, KVTicket, hash_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -15,6 +15,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+
+from fourhop.wire.generate import SamplingParams
 
 EOS = 257
 LEASE_S = 30.0
@@ -72,6 +74,21 @@ class StockVLLM:
             ]
         )
 
+    def plain_app(self) -> Starlette:
+        """A vLLM that was started without --enable-scale-out."""
+
+        async def disabled(request: Request) -> Response:
+            return error(403, "Scale-out endpoints are disabled.", "PermissionDeniedError")
+
+        return Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/inference/v1/generate", disabled, methods=["POST"]),
+                Route("/inference/v1/abort_requests", disabled, methods=["POST"]),
+                Route("/v1/completions", self._complete, methods=["POST"]),
+            ]
+        )
+
     def is_idle(self) -> bool:
         return self.num_open == 0
 
@@ -83,7 +100,19 @@ class StockVLLM:
         return Response()
 
     async def _generate(self, request: Request) -> Response:
-        body = await request.json()
+        return await self._answer(await request.json(), request, _as_tokens)
+
+    async def _complete(self, request: Request) -> Response:
+        """The same work, asked for and told in the words of completions."""
+        flat = await request.json()
+        assert flat["return_token_ids"] and flat["return_tokens_as_token_ids"]
+        names = SamplingParams.__struct_fields__
+        params = {name: flat[name] for name in names if flat.get(name) is not None}
+        body = {"token_ids": flat["prompt"], "sampling_params": params}
+        body |= {name: flat.get(name) for name in ("stream", "kv_transfer_params", "stream_options")}
+        return await self._answer(body, request, _as_completion)
+
+    async def _answer(self, body: dict[str, Any], request: Request, tell: Tell) -> Response:
         self.bodies.append(body)
         self.ids.append(request.headers["X-Request-Id"])
         if self.refusals:
@@ -91,10 +120,9 @@ class StockVLLM:
         params = body["sampling_params"]
         if params.get("min_tokens", 0) > (params.get("max_tokens") or 1 << 30):
             return error(400, "min_tokens must be less than or equal to max_tokens", "Bad Request")
-        tokens = self._tokens(body)
         if body.get("stream"):
-            return StreamingResponse(self._events(body, tokens), media_type="text/event-stream")
-        run = asyncio.ensure_future(self._whole(body, tokens))
+            return StreamingResponse(self._events(body, tell), media_type="text/event-stream")
+        run = asyncio.ensure_future(self._whole(body, tell))
         gone = asyncio.ensure_future(_disconnected(request))
         await asyncio.wait([run, gone], return_when=asyncio.FIRST_COMPLETED)
         if not run.done():
@@ -104,15 +132,15 @@ class StockVLLM:
             return await run
         return Response()
 
-    async def _tokens(self, body: dict[str, Any]) -> AsyncIterator[tuple[int, str | None]]:
-        """Tokens, the last one with its finish reason. Raises LoadFailure."""
+    async def _tokens(self, body: dict[str, Any], index: int) -> AsyncIterator[tuple[int, str | None]]:
+        """The tokens of a choice, the last one with its finish reason. Raises LoadFailure."""
         self.num_open += 1
         try:
             is_foreign = not await self._read(body)
             if self.gate is not None:
                 await self.gate.wait()
             params, output = body["sampling_params"], list[int]()
-            seed = params.get("seed") if params.get("temperature", 1.0) > 0 else None
+            seed = params.get("seed", 0) + index if params.get("temperature", 1.0) > 0 else None
             finish = None
             while finish is None:
                 await asyncio.sleep(0)
@@ -178,41 +206,71 @@ class StockVLLM:
             "transfer_mode": self.mode,
         } | self.answer
 
-    async def _whole(self, body: dict[str, Any], tokens: AsyncIterator[tuple[int, str | None]]) -> Response:
+    async def _whole(self, body: dict[str, Any], tell: Tell) -> Response:
+        choices, num_made, finish = [], 0, ""
         try:
-            made = [one async for one in tokens]
+            for index in range(body["sampling_params"].get("n", 1)):
+                made = [one async for one in self._tokens(body, index)]
+                num_made, finish = num_made + len(made), made[-1][1] or ""
+                choices.append(tell(body, index, [token for token, _ in made], finish))
+            of_prompt = prompt_logprobs(body)
+            answer = {"model": "m", "created": 1, "prompt_logprobs": of_prompt, "choices": choices}
+            answer |= {"usage": usage(body, num_made), "kv_transfer_params": self._hold(body, finish)}
         except (LoadFailure, Dead):
             return error(500, "Internal server error", "InternalServerError")
-        choice = {"index": 0, "token_ids": [token for token, _ in made], "finish_reason": made[-1][1]}
-        return JSONResponse(
-            {
-                "request_id": f"generate-tokens-{self.ids[-1]}",
-                "model": "m",
-                "created": 1,
-                "usage": usage(body, len(made)),
-                "prompt_logprobs": None,
-                "choices": [choice | {"stop_reason": None, "routed_experts": None, "logprobs": None}],
-                "kv_transfer_params": self._hold(body, made[-1][1] or ""),
-            }
-        )
+        return JSONResponse(answer)
 
-    async def _events(
-        self, body: dict[str, Any], tokens: AsyncIterator[tuple[int, str | None]]
-    ) -> AsyncIterator[bytes]:
-        head: dict[str, Any] = {"request_id": f"generate-tokens-{self.ids[-1]}", "output_mode": "tokens"}
-        num_made, finish = 0, None
+    async def _events(self, body: dict[str, Any], tell: Tell) -> AsyncIterator[bytes]:
+        num_made, finish = 0, ""
         try:
-            async for token, finish in tokens:
-                num_made += 1
-                choice = {"index": 0, "token_ids": [token], "finish_reason": finish, "stop_reason": None}
-                yield event(head | {"usage": None, "choices": [choice | {"logprobs": None}]})
+            for index in range(body["sampling_params"].get("n", 1)):
+                async for token, end in self._tokens(body, index):
+                    num_made, finish = num_made + 1, end or ""
+                    yield event({"usage": None, "choices": [tell(body, index, [token], end)]})
+            self._hold(body, finish)  # a stream does not tell of it
         except (LoadFailure, Dead):
             failure = {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
             yield event({"error": failure})
         else:
-            self._hold(body, finish or "")  # a stream does not tell of it
-            yield event(head | {"usage": usage(body, num_made), "choices": []})
+            if (body.get("stream_options") or {}).get("include_usage"):
+                yield event({"usage": usage(body, num_made), "choices": []})
         yield b"data: [DONE]\n\n"
+
+
+Tell = Callable[[dict[str, Any], int, list[int], str | None], dict[str, Any]]
+
+
+def _as_tokens(body: dict[str, Any], index: int, ids: list[int], finish: str | None) -> dict[str, Any]:
+    logprobs = None
+    if body["sampling_params"].get("logprobs") is not None:
+        tops = [{"token_id": 1, "logprob": -0.5, "rank": 1}]
+        logprobs = {"content": [{"token_id": one, "logprob": -1.0, "rank": 2, "top_logprobs": tops} for one in ids]}
+    stop = stop_reason(body, ids, finish)
+    choice = {"index": index, "token_ids": ids, "finish_reason": finish, "stop_reason": stop, "logprobs": logprobs}
+    return choice | {"routed_experts": None, "sampling_mask": None, "weight_versions": None}
+
+
+def _as_completion(body: dict[str, Any], index: int, ids: list[int], finish: str | None) -> dict[str, Any]:
+    logprobs = None
+    if body["sampling_params"].get("logprobs") is not None:
+        names = [f"token_id:{one}" for one in ids]
+        tops = [{name: -1.0, "token_id:1": -0.5} for name in names]
+        logprobs = {"tokens": names, "token_logprobs": [-1.0] * len(ids), "top_logprobs": tops, "text_offset": [0]}
+    stop = stop_reason(body, ids, finish)
+    choice = {"index": index, "token_ids": ids, "finish_reason": finish, "stop_reason": stop, "logprobs": logprobs}
+    return choice | {"text": "", "prompt_token_ids": None, "prompt_logprobs": prompt_logprobs(body)}
+
+
+def prompt_logprobs(body: dict[str, Any]) -> list[Any] | None:
+    if body["sampling_params"].get("prompt_logprobs") is None:
+        return None
+    first, *rest = [{str(one): {"logprob": -1.0, "rank": 1, "decoded_token": None}} for one in body["token_ids"]]
+    return [None, *rest] if first else []
+
+
+def stop_reason(body: dict[str, Any], ids: list[int], finish: str | None) -> int | None:
+    is_asked_for = finish == "stop" and ids[-1] in body["sampling_params"].get("stop_token_ids", [])
+    return ids[-1] if is_asked_for else None
 
 
 class LoadFailure(Exception):

@@ -14,8 +14,8 @@ from starlette.routing import Route
 from contracts.token_server import chunks_of, finishes_of, tokens_of, usage_of
 from fakes.serving import serving
 from fourhop.service import ServerConfig, create_app
-from fourhop.tokens.client import GENERATE_PATH
 from fourhop.tokens.connection import open_session
+from fourhop.tokens.dialect import GENERATE_PATH
 from fourhop.tokens.vllm import VLLMTokenServer
 from fourhop.wire.generate import GenerateRequest, SamplingParams
 from fourhop.wire.logprobs import PromptLogprob

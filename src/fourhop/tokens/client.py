@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any
 
 import msgspec
 
 from fourhop.tokens.connection import Answer, Session, Timeouts, call, request_headers
+from fourhop.tokens.dialect import GENERATE, Dialect, ErrorEvent, Event
 from fourhop.tokens.limits import PARAMS
 from fourhop.wire import sse
 from fourhop.wire.errors import ErrorBody, PeerError, PeerRefused
-from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, StreamOptions, Usage
-from fourhop.wire.logprobs import PromptLogprobs
+from fourhop.wire.generate import GenerateChunk, GenerateRequest, StreamOptions
 
-GENERATE_PATH = "/inference/v1/generate"
 STREAM_END_S = 2.0
 """How long the peer may take to end its answer after `[DONE]`; later than that costs only the connection."""
 
@@ -33,20 +31,23 @@ class RemoteTokenServer:
         *,
         timeouts: Timeouts | None = None,
         api_key: str | None = None,
+        dialect: Dialect = GENERATE,
     ) -> None:
         self.url = url.rstrip("/")
+        self._dialect = dialect
         self._session = session
         self._timeouts = timeouts or Timeouts()
         self._headers = request_headers(api_key) | {"Accept": sse.CONTENT_TYPE}
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """Raises PeerRefused, PeerTimeout or PeerError, also for a stream that ends before it is complete."""
+        asked = msgspec.structs.replace(request, stream=True, stream_options=StreamOptions(include_usage=True))
         async with call(
             self._session,
             "POST",
-            self.url + GENERATE_PATH,
+            self.url + self._dialect.path,
             timeouts=self._timeouts,
-            body=_encode(request),
+            body=self._dialect.encode(asked),
             headers=self._headers_of(request),
         ) as answer:
             if answer.content_type != sse.CONTENT_TYPE:
@@ -67,13 +68,13 @@ class RemoteTokenServer:
                     return
             raise PeerError(f"{self.url} ended the stream {'early' if decoder.close() else 'inside an event'}")
 
-    def _events(self, received: list[bytes]) -> Iterator[_Event]:
+    def _events(self, received: list[bytes]) -> Iterator[Event]:
         """What arrived together, joined where a reader cannot tell: the tokens of one choice, and then its finish.
 
         A stream that bursts, or whose reader is slow, costs the less for it. Raises the error of an event after what
         came before it.
         """
-        held: _Event | None = None
+        held: Event | None = None
         for data in received:
             try:
                 event = self._event(data)
@@ -96,9 +97,9 @@ class RemoteTokenServer:
             return {**self._headers, "X-Request-Id": request.request_id}
         return self._headers
 
-    def _event(self, data: bytes) -> _Event:
+    def _event(self, data: bytes) -> Event:
         try:
-            event = _decode(data)
+            event = self._dialect.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PeerError(f"{self.url} sent an event that is not a chunk: {error}") from None
         if event.error is not None:
@@ -106,7 +107,7 @@ class RemoteTokenServer:
         return event
 
 
-def _chunk(event: _Event, request_id: str) -> GenerateChunk:
+def _chunk(event: Event, request_id: str) -> GenerateChunk:
     return GenerateChunk(
         request_id=request_id,
         choices=event.choices,
@@ -118,7 +119,7 @@ def _chunk(event: _Event, request_id: str) -> GenerateChunk:
     )
 
 
-def _follows(held: _Event, event: _Event) -> bool:
+def _follows(held: Event, event: Event) -> bool:
     """True if the two say of one choice, without loss, what one event could say."""
     if len(held.choices) != 1 or len(event.choices) != 1:
         return False
@@ -135,7 +136,7 @@ def _follows(held: _Event, event: _Event) -> bool:
     )
 
 
-def _join(held: _Event, event: _Event) -> None:
+def _join(held: Event, event: Event) -> None:
     """Add what `event` says to `held`."""
     before, after = held.choices[0], event.choices[0]
     before.token_ids.extend(after.token_ids)  # its own list, just decoded
@@ -156,28 +157,6 @@ async def _read_end(answer: Answer) -> None:
         return
 
 
-class _ErrorEvent(msgspec.Struct):
-    message: str = "the upstream server failed"
-    type: str | None = None
-    param: str | None = None
-    code: int | str | None = None
-
-
-class _Event(msgspec.Struct):
-    """A chunk or an error, as any server of this protocol may write it."""
-
-    choices: list[ChunkChoice] = []
-    usage: Usage | None = None
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-    moments: dict[str, float] | None = None
-    error: _ErrorEvent | None = None
-
-
-_decode = msgspec.json.Decoder(_Event).decode
-
-
 _NO_PROMPT_LOGPROBS = ErrorBody(
     f"{PARAMS}.prompt_logprobs: the engine gives no log-probabilities of the prompt in a stream",
     "BadRequestError",
@@ -194,7 +173,7 @@ class _Missing:
         self._usage = True
         self._prompt = request.sampling_params.prompt_logprobs is not None
 
-    def note(self, event: _Event) -> None:
+    def note(self, event: Event) -> None:
         """Raises PeerRefused for a first token without what it comes with: a stock vLLM streams no such thing."""
         if self._prompt and event.choices:
             if event.prompt_logprobs is None:
@@ -213,13 +192,7 @@ class _Missing:
             raise PeerError(f"{url} ended the stream without its usage")
 
 
-def _encode(request: GenerateRequest) -> bytes:
-    return msgspec.json.encode(
-        msgspec.structs.replace(request, stream=True, stream_options=StreamOptions(include_usage=True))
-    )
-
-
-def _refusal(error: _ErrorEvent) -> PeerRefused:
+def _refusal(error: ErrorEvent) -> PeerRefused:
     """An error inside a stream, with the status that it would have had before it."""
     status = error.code if isinstance(error.code, int) and 400 <= error.code <= 599 else 502
     return PeerRefused(status, ErrorBody(error.message, error.type or "UpstreamError", error.param, status))

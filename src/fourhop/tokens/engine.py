@@ -7,18 +7,20 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from fourhop.tokens.client import RemoteTokenServer
+from fourhop.tokens.completions import COMPLETIONS
 from fourhop.tokens.connection import Session, Timeouts, call
 from fourhop.tokens.continued import Continued
+from fourhop.tokens.dialect import GENERATE, Dialect
 from fourhop.tokens.server import TokenServer
 from fourhop.tokens.vllm import VLLMTokenServer
 from fourhop.tokens.worker import RemoteWorker
-from fourhop.wire.errors import PeerError
+from fourhop.wire.errors import PeerError, PeerRefused
 from fourhop.wire.generate import GenerateChunk, GenerateRequest
 from fourhop.wire.worker import WorkerInfo
 
 
 class RemoteEngine(RemoteWorker):
-    """A fourhop engine, or a stock vLLM with the token endpoint. `check` finds out which.
+    """A fourhop engine, or a stock vLLM with the token endpoint or without. `check` finds out which.
 
     `bootstrap_url` is where a Mooncake prefill engine says what it is called.
     """
@@ -35,19 +37,42 @@ class RemoteEngine(RemoteWorker):
     ) -> None:
         super().__init__(url, session, timeout_s=probe_timeout_s, api_key=api_key)
         self._own: TokenServer = RemoteTokenServer(url, session, timeouts=timeouts, api_key=api_key)
-        self._stock: TokenServer = Continued(VLLMTokenServer(url, session, timeouts=timeouts, api_key=api_key))
-        self._tokens: TokenServer = self._own
+        self._stock: dict[Dialect, TokenServer] = {
+            dialect: Continued(VLLMTokenServer(url, session, timeouts=timeouts, api_key=api_key, dialect=dialect))
+            for dialect in (GENERATE, COMPLETIONS)
+        }
+        self._dialect: Dialect | None = None
         self._bootstrap_url = bootstrap_url
 
     async def check(self) -> WorkerInfo | None:
-        info = await super().check()
-        self._tokens = self._stock if info is None else self._own
+        try:
+            info = await super().check()
+            self._dialect = None if info is not None else self._dialect or await self._ask_dialect()
+        except PeerError:
+            self._dialect = None  # what comes up again may be another server
+            raise
         if info is None and self._bootstrap_url is not None:
             self.engine_id = await self._name(self._bootstrap_url)
         return info
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
-        return self._tokens.generate(request)
+        server = self._own if self._dialect is None else self._stock[self._dialect]
+        return server.generate(request)
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """Also of a server that has no way to be told: the connection of a request that is left was closed."""
+        if self._dialect is not COMPLETIONS:
+            await super().abort(request_ids)
+
+    async def _ask_dialect(self) -> Dialect:
+        """Whether a stock vLLM has the token endpoint: one without refuses to abort nothing."""
+        try:
+            await super().abort([])
+        except PeerRefused as error:
+            if error.status not in (403, 404):
+                raise
+            return COMPLETIONS
+        return GENERATE
 
     async def _name(self, bootstrap_url: str) -> str:
         """What the engine's bootstrap server calls it: of several data-parallel ranks the first."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fourhop.service import json_response, read_body, request_id, stream_response, until_disconnect
-from fourhop.tokens.client import GENERATE_PATH
+from fourhop.tokens.dialect import GENERATE_PATH
 from fourhop.tokens.limits import check_supported
 from fourhop.tokens.server import TokenServer, collect
 from fourhop.tokens.worker import ABORT_PATH, ID_PREFIX

@@ -1,22 +1,22 @@
-"""`VLLMTokenServer`: the token endpoint of a stock vLLM, with what it does otherwise than a fourhop engine."""
+"""`VLLMTokenServer`: a stock vLLM as a server of tokens, with what it does otherwise than a fourhop engine."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 
-from fourhop.tokens.client import GENERATE_PATH, RemoteTokenServer
+from fourhop.tokens.client import RemoteTokenServer
 from fourhop.tokens.connection import Session, Timeouts, call, request_headers
+from fourhop.tokens.dialect import GENERATE, Dialect
 from fourhop.wire.errors import PeerError, PeerRefused, TransferError
-from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, Usage
-from fourhop.wire.logprobs import PromptLogprobs
+from fourhop.wire.generate import GenerateChunk, GenerateRequest
 
 
 class VLLMTokenServer:
-    """`POST /inference/v1/generate` of vLLM 0.32 (`--tokens-only` or `--enable-scale-out`).
+    """A stock vLLM (0.32). `dialect` is its token endpoint's, for one with `--tokens-only` or `--enable-scale-out`, or
+    `completions.COMPLETIONS` for any other.
 
     It knows no `output_token_ids`: `Continued` adds them. Its streams never carry transfer parameters nor what is asked
     of the prompt, so a request for one of these is not streamed: all of it comes in one chunk. A transfer that fails is
@@ -24,13 +24,20 @@ class VLLMTokenServer:
     """
 
     def __init__(
-        self, url: str, session: Session, *, timeouts: Timeouts | None = None, api_key: str | None = None
+        self,
+        url: str,
+        session: Session,
+        *,
+        timeouts: Timeouts | None = None,
+        api_key: str | None = None,
+        dialect: Dialect = GENERATE,
     ) -> None:
         self.url = url.rstrip("/")
         self._session = session
         self._timeouts = timeouts or Timeouts()
         self._headers = request_headers(api_key)
-        self._streamed = RemoteTokenServer(url, session, timeouts=self._timeouts, api_key=api_key)
+        self._dialect = dialect
+        self._streamed = RemoteTokenServer(url, session, timeouts=self._timeouts, api_key=api_key, dialect=dialect)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """Raises as `RemoteTokenServer` does."""
@@ -46,36 +53,18 @@ class VLLMTokenServer:
         async with call(
             self._session,
             "POST",
-            self.url + GENERATE_PATH,
+            self.url + self._dialect.path,
             timeouts=self._timeouts,
-            body=msgspec.json.encode(msgspec.structs.replace(request, stream=False, stream_options=None)),
+            body=self._dialect.encode(msgspec.structs.replace(request, stream=False, stream_options=None)),
             headers=self._headers | {"X-Request-Id": request.request_id},
         ) as answer:
             body = await answer.read_all()
         try:
-            whole = msgspec.json.decode(body, type=Whole)
+            whole = self._dialect.decode_whole(body)
         except msgspec.DecodeError as error:
             raise PeerError(f"{self.url} answered with what is no answer: {error}") from None
         for chunk in whole.chunks(request.request_id):
             yield chunk
-
-
-class Whole(msgspec.Struct):
-    """An answer that was not streamed."""
-
-    choices: list[ChunkChoice]
-    usage: Usage
-    prompt_logprobs: PromptLogprobs | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-
-    def chunks(self, request_id: str) -> list[GenerateChunk]:
-        """The answer as a stream: each choice at once, the prompt told of with the first and the transfer parameters
-        with the last one, the usage.
-        """
-        shown = [GenerateChunk(request_id=request_id, choices=[choice]) for choice in self.choices]
-        shown[:1] = [msgspec.structs.replace(first, prompt_logprobs=self.prompt_logprobs) for first in shown[:1]]
-        shown[-1:] = [msgspec.structs.replace(last, kv_transfer_params=self.kv_transfer_params) for last in shown[-1:]]
-        return [*shown, GenerateChunk(request_id=request_id, choices=[], usage=self.usage)]
 
 
 def holds(request: GenerateRequest) -> bool:

@@ -96,7 +96,7 @@ def vllm_flags(engine: EngineConfig, *, is_cpu: bool) -> list[str]:
 
 def _address(folder: Path, name: str, port: int) -> tuple[str, ...]:
     served = ("--served-model-name", name, "--host", "127.0.0.1", "--port", str(port))
-    return ("serve", str(folder), *served, "--enable-scale-out")
+    return ("serve", str(folder), *served, "--enable-scale-out", "--disable-uvicorn-access-log")
 
 
 def _transfer(config: UpConfig, name: str, *, is_cpu: bool) -> tuple[str, ...]:
