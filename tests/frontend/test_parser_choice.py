@@ -19,7 +19,7 @@ from fourhop.frontend import load
 from fourhop.frontend.config import FrontendConfig
 from fourhop.frontend.load import load_renderer
 from fourhop.frontend.parsers import Parsers, find, plugins
-from fourhop.frontend.parsers.detect import REASONING_SIGNS, TOOL_SIGNS, detect
+from fourhop.frontend.parsers.detect import REASONING_SIGNS, TOOL_SIGNS, UNREAD, detect
 from fourhop.frontend.parsers.families import REASONING_FAMILIES, TOOL_FAMILIES
 from fourhop.frontend.parsers.plugins import Catalog, Plugin, load_catalog
 from fourhop.frontend.parsers.table import CONTENT, REASONING, ReasoningFamily, State, ToolFamily
@@ -40,6 +40,8 @@ CHATML = "<|im_start|>{{ message.role }}"
         ),
         (CHATML + '</think> <tool_call>\n{"name": "n", "arguments": "a"}\n</tool_call>', "qwen3", "hermes"),
         ("<｜User｜><｜Assistant｜> content.split('</think>')", "deepseek_r1", None),
+        ("<｜Assistant｜><think>{% if not enable_thinking %}</think>{% endif %}", "deepseek_r1", None),
+        ("]~b]ai '<mm:think>' '</mm:think>' ns_token ~ '<tool_call>'", None, None),
         ("<｜Assistant｜></think> {% set thinking = false %}<｜tool▁calls▁begin｜>", "deepseek_v3", "deepseek_v31"),
         ("<｜Assistant｜><｜tool▁calls▁begin｜>function\n```json\n", None, "deepseek_v3"),
         ("<｜Assistant｜></think> thinking_mode '｜DSML｜' function_calls", "deepseek_v3", "deepseek_v32"),
@@ -73,7 +75,7 @@ def test_nothing_is_guessed_where_two_families_match_equally() -> None:
 
 def test_every_sign_names_a_family() -> None:
     assert set(REASONING_SIGNS) <= set(REASONING_FAMILIES)
-    assert set(TOOL_SIGNS) <= set(TOOL_FAMILIES)
+    assert set(TOOL_SIGNS) - UNREAD <= set(TOOL_FAMILIES)
 
 
 HERMES_TEMPLATE = TEMPLATE_TT + "{# <tool_call> #}"

@@ -18,6 +18,7 @@ from fourhop.checkpoint import Checkpoint
 from fourhop.frontend.config import FrontendConfig
 from fourhop.frontend.conversation import prepare_messages
 from fourhop.frontend.load import load_renderer
+from fourhop.frontend.parsers.detect import REASONING_SIGNS, TOOL_SIGNS, detect
 from fourhop.frontend.template import ChatTemplate
 from fourhop.wire.errors import ClientError
 from fourhop.wire.openai_chat import ChatCompletionRequest
@@ -93,6 +94,80 @@ def test_texts_are_transformers() -> None:
         num_templates += any(text is not REFUSED for text in texts.values())
     assert num_templates >= 60
     assert num_rendered >= 1000
+
+
+DETECTED: dict[str, tuple[str | None, str | None]] = {
+    "Apriel-1.6-15b-Thinker-fixed": (None, "jamba"),
+    "Bielik-11B-v3.0-Instruct": ("qwen3", "hermes"),
+    "ByteDance-Seed-OSS": ("seed_oss", "seed_oss"),
+    "CohereForAI-c4ai-command-r-plus-tool_use": (None, None),
+    "GLM-4.6": ("glm45", "glm45"),
+    "GLM-4.7-Flash": ("glm45", "glm45"),
+    "Kimi-K2-Instruct": (None, "kimi_k2"),
+    "Kimi-K2-Thinking": ("kimi_k2", "kimi_k2"),
+    "Kimi-K3": (None, None),
+    "LFM2.5-8B-A1B": ("qwen3", "lfm2"),
+    "MiniMax-M1": (None, "jamba"),
+    "MiniMax-M2": ("minimax_m2", "minimax_m2"),
+    "MiniMax-M3": (None, None),
+    "Mistral-Small-3.2-24B-Instruct-2506": (None, "mistral"),
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("nemotron_v3", "qwen3_coder"),
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": (None, "hermes"),
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": (None, "hermes"),
+    "Qwen-QwQ-32B": ("qwen3", "hermes"),
+    "Qwen-Qwen2.5-7B-Instruct": (None, "hermes"),
+    "Qwen-Qwen3-0.6B": ("qwen3", "hermes"),
+    "Qwen3-Coder": (None, "qwen3_coder"),
+    "Qwen3.5-4B": ("qwen3", "qwen3_coder"),
+    "StepFun3.5-Flash": ("qwen3", "qwen3_coder"),
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": ("deepseek_r1", "deepseek_v3"),
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": ("deepseek_r1", "deepseek_v3"),
+    "deepseek-ai-DeepSeek-V3.1": ("deepseek_v3", "deepseek_v31"),
+    "deepseek-ai-DeepSeek-V3.2": ("deepseek_v3", "deepseek_v32"),
+    "fireworks-ai-llama-3-firefunction-v2": (None, "phi4_mini_json"),
+    "google-gemma-2-2b-it": (None, None),
+    "ibm-granite-granite-3.3-2B-Instruct": (None, "granite"),
+    "ibm-granite-granite-4.0": (None, "granite4"),
+    "meta-llama-Llama-3.1-8B-Instruct": (None, "llama3_json"),
+    "meta-llama-Llama-3.2-3B-Instruct": (None, "llama3_json"),
+    "meta-llama-Llama-3.3-70B-Instruct": (None, "llama3_json"),
+    "microsoft-Phi-3.5-mini-instruct": (None, None),
+    "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", "mistral"),
+    "mistralai-Mistral-Nemo-Instruct-2407": (None, "mistral"),
+    "moonshotai-Kimi-K2": (None, "kimi_k2"),
+    "openai-gpt-oss-120b": ("openai_gptoss", "openai"),
+}
+"""What a model's own template shows: the markup that its makers' parsers read, by the names of the families here."""
+
+
+@pytest.mark.templates
+def test_families_are_detected_from_real_templates() -> None:
+    found = {}
+    for name in DETECTED:
+        template = (template_folder() / f"{name}.jinja").read_text(encoding="utf-8")
+        found[name] = (detect(template, REASONING_SIGNS), detect(template, TOOL_SIGNS))
+    assert found == DETECTED
+
+
+@pytest.mark.templates
+@pytest.mark.timeout(300)
+def test_families_are_detected_from_real_checkpoints() -> None:
+    """As a server does at its start."""
+    expected = {
+        "deepseek_v3": (None, "deepseek_v3"),
+        "gemma3": (None, None),
+        "llama3_1": (None, None),
+        "llama3_2": (None, "llama3_json"),
+        "mistral_nemo": (None, "mistral"),
+        "qwen2_5": (None, "hermes"),
+        "qwen1_5": (None, None),
+    }
+    for name, families in expected.items():
+        folder = tokenizer_folder(name)
+        source = msgspec.json.decode((folder / "tokenizer_config.json").read_bytes())["chat_template"]
+        assert (detect(source, REASONING_SIGNS), detect(source, TOOL_SIGNS)) == families, name
+        parsers = load_renderer(Checkpoint("real", folder), FrontendConfig()).parsers
+        assert parsers.has_reasoning == (families[0] is not None)
 
 
 PARTS = [{"type": "text", "text": "7 degrees"}]
