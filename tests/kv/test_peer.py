@@ -396,6 +396,9 @@ def test_host_that_is_not_ours_is_one_line() -> None:
 
 
 def test_unknown_connector_names_the_known_ones() -> None:
+    for name in ("mooncake", "MooncakeConnector", "NixlPushConnector"):
+        with pytest.raises(StartError, match=f"no KV connector '{name}': .*; there are: shm, tcp"):
+            open_at(KVTransferConfig(name))
     with pytest.raises(StartError, match="unknown KV connector 'pigeon'; there are: shm, tcp, nixl"):
         open_at(KVTransferConfig("pigeon"))
 

@@ -85,6 +85,15 @@ VLLM_NAMES = {
 }
 """vLLM's connectors, and what does the same here. The wire is our own: both sides of a transfer must be."""
 
+MOONCAKE = "its wheel does not load without libibverbs, and its TCP was slower than tcp"
+
+LEFT_OUT = {
+    "mooncake": MOONCAKE,
+    "MooncakeConnector": MOONCAKE,
+    "NixlPushConnector": "blocks are pulled here; take nixl",
+}
+"""Names that users may try, and why there is no such connector."""
+
 
 def open_connector(
     config: KVTransferConfig, pool: KVPool, epoch: str, notify: Notify, *, conduct: Conduct = PRODUCTION
@@ -93,6 +102,8 @@ def open_connector(
     name = VLLM_NAMES.get(config.kv_connector, config.kv_connector)
     if name not in CONNECTORS:
         known = ", ".join([*CONNECTORS, *VLLM_NAMES])
+        if name in LEFT_OUT:
+            raise StartError(f"no KV connector {name!r}: {LEFT_OUT[name]}; there are: {known}")
         raise StartError(f"unknown KV connector {config.kv_connector!r}; there are: {known}")
     if name != config.kv_connector:
         logger.info("KV connector %s is %s here", config.kv_connector, name)
