@@ -25,7 +25,9 @@ from fourhop.router.leases import LeaseKeeper
 from fourhop.router.ledger import Ledger
 from fourhop.router.metrics import RouterMetrics, StateCollector
 from fourhop.router.migration import Migration, migration_routes
+from fourhop.router.placement import Placer
 from fourhop.router.policy import EngineRole
+from fourhop.router.progress import Progress
 from fourhop.router.release import Releaser
 from fourhop.router.run import Run
 from fourhop.router.split import Split
@@ -119,7 +121,11 @@ class Router:
         self.migration = Migration(self.fleet, self._runs)
         handover = Handover(self.fleet, self.ledger, self.releaser, self.metrics, wall_clock)
         conversations = Conversations(config, self.fleet, self.ledger, self.releaser, self.metrics, wall_clock, new_id)
-        self._split = Split(self.fleet, handover, conversations, self.metrics, config.max_retries, clock, new_id)
+        progress = Progress(self.fleet.costs, self.fleet.arrivals, conversations, clock)
+        placer = Placer(config, self.fleet, progress, clock)
+        self._split = Split(
+            self.fleet, handover, conversations, placer, progress, self.metrics, config.max_retries, clock, new_id
+        )
         self._dial = dial
         self._clock = clock
         self._draw_seed = draw_seed
@@ -241,6 +247,7 @@ class Router:
                 status=None if record.error is None else record.error.status,
                 finish=_joined(run.finish for run in runs),
                 reason=_joined(run.reason for run in runs),
+                **_predicted(runs),
                 prefill=_joined(run.prefill for run in runs),
                 decode=_joined(run.decode for run in runs),
                 prompt_tokens=len(record.request.token_ids),
@@ -251,6 +258,17 @@ class Router:
                 error=None if record.error is None else record.error.message,
             )
         )
+
+
+def _predicted(runs: Sequence[Run]) -> dict[str, str]:
+    """What the router's own choice was based on, for the first choice of the request."""
+    forecast = runs[0].forecast if runs else None
+    if forecast is None or forecast.ttft_s is None or forecast.itl_s is None:
+        return {}
+    return {
+        "predicted_ttft_ms": f"{forecast.ttft_s * 1000:.1f}",
+        "predicted_itl_ms": f"{forecast.itl_s * 1000:.2f}",
+    }
 
 
 def _joined(values: Iterable[str | None]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -11,6 +12,8 @@ import msgspec
 from fourhop.router.handoff.kinds import Name
 from fourhop.router.handoff.protocol import Endpoint
 from fourhop.wire.errors import StartError
+
+PlacementMode = Literal["split", "local", "auto"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,10 @@ class RouterConfig:
         kv_recompute_threshold: Fewest tokens of a conversation that are worth a transfer from the engine that has them.
         prefix_timeout_s: Patience with an engine that is asked for the KV of a conversation's beginning.
         max_prefix_pages: Size of the index of beginnings; a page is about kv_recompute_threshold tokens.
+        placement: split: over a prefill and a decode engine. local: whole on one engine. auto: whichever is predicted
+            to keep more requests within their targets.
+        ttft_ms: Target for the first token, in milliseconds. 0: four times what an idle engine takes.
+        itl_ms: Target for the time between two tokens. 0: twice what an idle engine takes.
         upstream_api_key: Sent to every engine as a bearer token.
     """
 
@@ -57,6 +64,9 @@ class RouterConfig:
     kv_recompute_threshold: int = 64
     prefix_timeout_s: float = 0.5
     max_prefix_pages: int = 100_000
+    placement: PlacementMode = "split"
+    ttft_ms: float = 0.0
+    itl_ms: float = 0.0
     upstream_api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +86,9 @@ class RouterConfig:
             raise StartError("max_retries and max_logprobs must not be negative, max_num_choices at least 1")
         if self.kv_recompute_threshold < 1 or self.max_prefix_pages < 0:
             raise StartError("kv_recompute_threshold must be at least 1, max_prefix_pages at least 0")
+        for name in ("ttft_ms", "itl_ms"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise StartError(f"{name} must be a number of milliseconds, 0 for none")
         for name in (
             "connect_timeout_s",
             "first_chunk_timeout_s",

@@ -107,6 +107,14 @@ class Conversations:
         run.num_prefix_tokens = ticket.num_tokens
         return params, "asked"
 
+    def num_cached(self, run: Run, worker: Worker) -> int:
+        """How many tokens of the prompt's beginning an engine is known to have."""
+        if worker.info is None:
+            return 0
+        self._extend(run, worker)
+        num_known = self._index.num_known(run.pages, Holder(worker.name, worker.epoch))
+        return min(num_known * run.num_page_tokens, len(run.request.token_ids) - 1)
+
     def note_prefill(self, run: Run, prefill: Worker, moments: dict[str, float] | None) -> None:
         """The prompt was computed at `prefill`, with the ticket's help if it pulled."""
         if run.prefix is not None:

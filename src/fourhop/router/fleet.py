@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
 
+from fourhop.router.backlog import Arrivals, Backlog
 from fourhop.router.config import RouterConfig
+from fourhop.router.costs import EngineCosts
 from fourhop.router.handoff.kinds import Name
 from fourhop.router.handoff.protocol import Endpoint
 from fourhop.router.policy import Candidate, EngineRole
@@ -105,6 +107,8 @@ class Worker:
     num_timeouts: int = 0
     last_seen_s: float = 0.0
     retry_at_s: float = 0.0
+    costs: EngineCosts = field(default_factory=EngineCosts)
+    backlog: Backlog = field(default_factory=Backlog)
 
     def begin(self) -> None:
         """A request is sent to this engine; `end` follows, whatever way it leaves."""
@@ -146,6 +150,8 @@ class Fleet:
     on_up: Callable[[Worker], Awaitable[None]] | None = None
     workers: dict[str, Worker] = field(default_factory=dict)
     num_given_up: int = 0
+    costs: EngineCosts = field(default_factory=EngineCosts)
+    arrivals: Arrivals = field(default_factory=Arrivals)
     _watchers: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self, workers: list[Worker]) -> None:
@@ -153,6 +159,7 @@ class Fleet:
         self.workers = {worker.name: worker for worker in workers}
         for worker in workers:
             worker.last_seen_s = self.clock()
+            worker.costs = EngineCosts(self.costs)
         await asyncio.gather(*(self.look(worker) for worker in workers))
         for worker in workers:
             self._compare(worker)

@@ -22,6 +22,13 @@ class Reason(StrEnum):
     NO_DECODE = "no_decode"
     NO_PAIR = "no_pair"
     CONTINUED = "continued"
+    LOCAL = "local"
+    SHORT_PROMPT = "short_prompt"
+    PREFIX_HIT = "prefix_hit"
+    PREFILL_BUSY = "prefill_busy"
+    DECODE_IDLE = "decode_idle"
+    NO_HARM = "no_harm"
+    DECODE_BUSY = "decode_busy"
 
 
 @dataclass(frozen=True)
@@ -40,10 +47,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Placement:
-    """The engine that a request starts on. For a split it prefills there and decodes on one with that `exchange`."""
+    """The engine that a request starts on. For a split it prefills there and decodes on one with that `exchange`.
+
+    `ttft_s` and `itl_s` are what was predicted, where the choice came from a prediction.
+    """
 
     engine: str
     reason: Reason
+    ttft_s: float | None = None
+    itl_s: float | None = None
 
     @property
     def is_split(self) -> bool:
@@ -71,16 +83,16 @@ def place(candidates: Sequence[Candidate], *, wants_split: bool, max_tokens: int
     prefill = [one for one in candidates if one.role == "prefill"]
     decode = [one for one in candidates if one.role == "decode"]
     if not wants_split:
-        return _whole(decode or prefill, Reason.CONTINUED)
+        return place_whole(decode or prefill, Reason.CONTINUED)
     if max_tokens == 1 and prefill:
-        return _whole(prefill, Reason.ONE_TOKEN)
+        return place_whole(prefill, Reason.ONE_TOKEN)
     if not decode:
-        return _whole(prefill, Reason.NO_DECODE)
+        return place_whole(prefill, Reason.NO_DECODE)
     if not prefill:
-        return _whole(decode, Reason.NO_PREFILL)
+        return place_whole(decode, Reason.NO_PREFILL)
     exchanges = {one.exchange for one in decode if one.exchange is not None}
     start = least_loaded([one for one in prefill if one.exchange in exchanges])
-    return _whole(decode, Reason.NO_PAIR) if start is None else Placement(start.name, Reason.SPLIT)
+    return place_whole(decode, Reason.NO_PAIR) if start is None else Placement(start.name, Reason.SPLIT)
 
 
 def place_rest(
@@ -96,6 +108,7 @@ def place_rest(
     return least_loaded(pulling or decode, prefer)
 
 
-def _whole(candidates: Sequence[Candidate], reason: Reason) -> Placement | None:
+def place_whole(candidates: Sequence[Candidate], reason: Reason) -> Placement | None:
+    """All of a request on the engine with the least to do."""
     start = least_loaded(candidates)
     return None if start is None else Placement(start.name, reason)

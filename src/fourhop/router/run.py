@@ -10,7 +10,7 @@ import msgspec
 
 from fourhop.router.fleet import Worker
 from fourhop.router.ledger import Hold
-from fourhop.router.policy import Reason
+from fourhop.router.policy import Placement, Reason
 from fourhop.tokens.ahead import Ahead
 from fourhop.wire.errors import FourhopError
 from fourhop.wire.generate import (
@@ -48,6 +48,11 @@ class Leg:
     sent_s: float
     chunks: AsyncGenerator[GenerateChunk, None] | Ahead[GenerateChunk]
     num_repeats: int = 0
+    moments: dict[str, float] | None = None
+    first_s: float | None = None
+    num_new_tokens: int = 0
+    busy_before_s: float = 0.0
+    is_alone: bool = False
     has_begun: bool = False
     is_open: bool = True
 
@@ -96,6 +101,8 @@ class Run:
     wanted: str | None = None
     excluded: frozenset[str] = frozenset()
     num_retries: int = 0
+    reserved: Worker | None = None
+    forecast: Placement | None = None
     error: FourhopError | None = None
     _details: PromptTokensDetails | None = None
     _has_begun: bool = False
@@ -145,6 +152,7 @@ class Run:
 
     def note_moments(self, leg: Leg, moments: dict[str, float] | None) -> None:
         if moments:
+            leg.moments = moments
             told = {name: after_s for name, after_s in moments.items() if name in TOLD[leg.kind]}
             self.timeline.merge(told, leg.sent_s)
 
@@ -171,6 +179,11 @@ class Run:
     def ticket(self) -> dict[str, Any] | None:
         """The transfer parameters to go on with, as new as they are; None without KV to pull."""
         return self.hold.ticket if self.has_ticket and self.hold is not None else None
+
+    @property
+    def place(self) -> str | None:
+        """The decode engine that has a place for the run."""
+        return None if self.reserved is None else self.reserved.name
 
     @property
     def token_ids(self) -> list[int]:

@@ -11,7 +11,9 @@ from fourhop.router.conversations import Conversations
 from fourhop.router.fleet import Fleet, Verdict, Worker
 from fourhop.router.handover import Handover, without_repeated
 from fourhop.router.metrics import RouterMetrics
-from fourhop.router.policy import Candidate, place, place_rest
+from fourhop.router.placement import Placer
+from fourhop.router.policy import Candidate, place_rest
+from fourhop.router.progress import Progress
 from fourhop.router.run import Leg, LegKind, Run
 from fourhop.tokens.ahead import Ahead
 from fourhop.wire.errors import FourhopError, PeerError, PeerRefused
@@ -28,6 +30,8 @@ class Split:
     fleet: Fleet
     handover: Handover
     conversations: Conversations
+    placer: Placer
+    progress: Progress
     metrics: RouterMetrics
     max_retries: int
     clock: Callable[[], float]
@@ -53,6 +57,7 @@ class Split:
                 except FourhopError as error:
                     await self._replace(run, leg, error)
                 finally:
+                    self.progress.closed(leg)
                     await leg.close()
             yield run.usage_chunk()
         finally:
@@ -72,15 +77,11 @@ class Split:
 
     async def _start(self, run: Run) -> Leg:
         """Place a run that has no token yet: a prefill leg that holds its blocks, or the whole of it on one engine."""
-        placement = place(
-            self.fleet.candidates(run.excluded),
-            wants_split=not run.request.output_token_ids,
-            max_tokens=run.request.sampling_params.max_tokens,
-        )
+        placement = self.placer.place(run)
         if placement is None:
             raise run.error or self.fleet.unavailable()
         run.leaves = None
-        run.reason = placement.reason
+        run.reason, run.forecast = placement.reason, placement
         run.timeline.mark(Moment.PLACED, self.clock())
         self.metrics.placements.labels(placement.reason).inc()
         worker = self.fleet.workers[placement.engine]
@@ -134,7 +135,7 @@ class Split:
         exchange = None if source is None else source.exchange
         candidates = self.fleet.candidates(run.excluded)
         asked_for = [one for one in candidates if one.name == run.wanted]
-        chosen = place_rest(asked_for or candidates, exchange, prefer=run.holder, avoid=run.leaves)
+        chosen = place_rest(asked_for or candidates, exchange, prefer=run.holder or run.place, avoid=run.leaves)
         can_pull = (
             chosen is not None and source is not None and chosen.name != source.name and chosen.exchange == exchange
         )
@@ -152,18 +153,23 @@ class Split:
         if kind == "decode":
             self.handover.pass_on(run)
         chunks = worker.server.generate(request)
-        return Leg(kind, worker, request, self.clock(), Ahead(chunks) if ahead else chunks)
+        leg = Leg(kind, worker, request, self.clock(), Ahead(chunks) if ahead else chunks)
+        self.progress.sent(run, leg)
+        return leg
 
     def _take(self, run: Run, leg: Leg, chunk: GenerateChunk) -> GenerateChunk | None:
         """Take in what an engine sent; returns what the client sees of it."""
         leg.worker.num_heard += 1
         if not chunk.choices:
             run.note_usage(chunk.usage)
+            self.progress.ended(run, leg, chunk.usage)
             return None
         run.note_moments(leg, chunk.moments)
         choice = chunk.choices[0]
         if leg.num_repeats and choice.token_ids:
             choice = without_repeated(run, leg, choice)
+        if leg.first_s is None and choice.token_ids:
+            self.progress.began(run, leg)
         shown = run.deliver(leg, choice, chunk.prompt_logprobs)
         if choice.finish_reason == "migrated":
             self.handover.take_moved(run, leg, chunk.kv_transfer_params)
@@ -229,12 +235,14 @@ class Split:
     async def _drop_ahead(self, run: Run) -> None:
         if run.ahead is not None:
             leg, run.ahead = run.ahead, None
+            self.progress.closed(leg)
             await leg.close()
 
     async def _leave(self, run: Run) -> None:
         """The run is over: nothing that it asked of any engine goes on."""
         self.handover.releaser.leave(run.hold)
         self.conversations.leave(run)
+        self.progress.unreserve(run)
         await self._drop_ahead(run)
 
 

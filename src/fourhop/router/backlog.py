@@ -1,0 +1,102 @@
+"""What one engine was given and has not done yet: prompts to compute, streams that run, streams that will arrive.
+
+Keys are whatever stands for the work (a leg, a run). Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+GAP_SHARE = 0.1
+"""What the newest gap between two prompts counts in the usual one."""
+
+LEAST_GAP_S = 1e-6
+
+
+@dataclass
+class Arrivals:
+    """How often prompts come, and how long one takes."""
+
+    usual_s: float = 0.0
+    _last_s: float | None = None
+    _gap_s: float | None = None
+
+    def note(self, seconds: float, now_s: float) -> None:
+        """A prompt came, which is expected to take so long."""
+        if self._last_s is None:
+            self.usual_s = seconds
+        else:
+            self.usual_s += (seconds - self.usual_s) * GAP_SHARE
+            gap_s = now_s - self._last_s
+            self._gap_s = gap_s if self._gap_s is None else self._gap_s + (gap_s - self._gap_s) * GAP_SHARE
+        self._last_s = now_s
+
+    def rate(self, now_s: float) -> float:
+        """Prompts a second, by the gaps between the last ones and the one that is open now."""
+        if self._gap_s is None or self._last_s is None:
+            return 0.0
+        return 1.0 / max(LEAST_GAP_S, self._gap_s, (now_s - self._last_s) * GAP_SHARE)
+
+
+@dataclass(eq=False)
+class Backlog:
+    """Prompts are computed in the order in which they came. A key is in one place at a time.
+
+    Prompts that are `staying` become streams of the same engine. `credit` is how many pauses its streams may still be
+    given.
+    """
+
+    prompts: dict[Hashable, float] = field(default_factory=dict)
+    arriving: dict[Hashable, float] = field(default_factory=dict)
+    streams: set[Hashable] = field(default_factory=set)
+    staying: set[Hashable] = field(default_factory=set)
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    credit: float = 0.0
+    _prompts_s: float = 0.0
+    _head_since_s: float = 0.0
+
+    def expect_prompt(self, key: Hashable, seconds: float, now_s: float, *, stays: bool) -> None:
+        """A prompt was sent, which is expected to take so long when its turn comes. If it stays, a stream follows."""
+        if not self.prompts:
+            self._head_since_s, self._prompts_s = now_s, 0.0
+        self.arrivals.note(seconds, now_s)
+        self.prompts[key] = seconds
+        self._prompts_s += seconds
+        if stays:
+            self.staying.add(key)
+
+    def expect_stream(self, key: Hashable, ready_at_s: float) -> None:
+        """A place is taken for a stream whose KV will be here at about that time."""
+        self.arriving[key] = ready_at_s
+
+    def begin_stream(self, key: Hashable, now_s: float) -> None:
+        """A stream has its first token of this engine."""
+        self.drop(key, now_s)
+        self.streams.add(key)
+
+    def drop(self, key: Hashable, now_s: float) -> None:
+        """It is done here, or will not be done."""
+        self.streams.discard(key)
+        self.arriving.pop(key, None)
+        seconds = self.prompts.pop(key, None)
+        if seconds is not None:
+            self._prompts_s -= seconds
+            self._head_since_s = now_s
+            self.staying.discard(key)
+
+    def wait_s(self, now_s: float) -> float:
+        """How long the prompts that are here will take."""
+        if not self.prompts:
+            return 0.0
+        head_s = next(iter(self.prompts.values()))
+        return max(0.0, self._prompts_s - min(head_s, now_s - self._head_since_s))
+
+    def num_streams(self) -> int:
+        """Streams that run, and such as there will be."""
+        return len(self.streams) + len(self.staying) + len(self.arriving)
+
+    def num_paused_by(self, until_s: float) -> int:
+        """Streams that a prompt which is computed from now until then would keep waiting."""
+        num_soon = sum(ready_at_s < until_s for ready_at_s in self.arriving.values())
+        return len(self.streams) + len(self.staying) + num_soon

@@ -1,0 +1,217 @@
+"""Local or split: what is predicted for a request at each engine, and the choice that keeps most requests in time.
+
+Pure: numbers in, a choice out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+
+from fourhop.router.policy import Reason
+
+TTFT_FACTOR = 4.0
+ITL_FACTOR = 2.0
+"""Targets of a request that has none: so many times what an idle engine takes."""
+
+LEAST_TTFT_S = 0.05
+LEAST_ITL_S = 0.005
+
+SURE_LEFT = 0.2
+"""A first token is sure to be in time if so much of that time is predicted to be left; with less it may be late."""
+
+LEAST_MISSED = 0.05
+"""Differences in expected misses below this are none."""
+
+EXCESS_WEIGHT = 10.0
+"""What a pause counts that is beyond what is allowed, compared with waiting for one's own first token."""
+
+MANY_PAUSES = 20
+"""A stream that could take so many pauses is not lost by any."""
+
+
+@dataclass(slots=True)
+class Prospect:
+    """An engine as a request would find it.
+
+    `wait_s` until its prompt is begun, `prefill_s` from then to its first token, `step_s` between two tokens with one
+    stream more and `now_step_s` without; `pause_rate` prompts of `pause_s` come in a second; `num_paused` streams would
+    wait while its prompt is computed here, `num_streams` are here or will be.
+    `handover_s` is for KV that is brought here, `credit` how many pauses are allowed.
+    """
+
+    name: str
+    exchange: str | None = None
+    wait_s: float = 0.0
+    prefill_s: float = 0.0
+    handover_s: float = 0.0
+    step_s: float = 0.0
+    now_step_s: float = 0.0
+    pause_rate: float = 0.0
+    pause_s: float = 0.0
+    num_paused: int = 0
+    num_streams: int = 0
+    num_new_tokens: int = 0
+    credit: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        return self.wait_s + self.prefill_s
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a request is to keep: seconds to its first token, and seconds a token after that over `num_output`."""
+
+    ttft_s: float
+    itl_s: float
+    num_output: float
+
+
+@dataclass(slots=True)
+class Option:
+    """A way to serve a request. Of two the one is better that makes fewer requests miss their targets, by expectation,
+    and among equals that which takes less time, what others lose included."""
+
+    engine: str
+    decode: str
+    is_split: bool
+    ttft_s: float
+    itl_s: float
+    num_missed: float
+    seconds: float
+    num_paused: int = 0
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        return (self.num_missed, self.seconds)
+
+
+def aim_of(ttft_s: float, itl_s: float, *, idle_prefill_s: float, idle_step_s: float, num_output: float) -> Aim:
+    """The targets, and where one is 0 a multiple of what the request would take alone."""
+    return Aim(
+        ttft_s or max(LEAST_TTFT_S, TTFT_FACTOR * idle_prefill_s),
+        itl_s or max(LEAST_ITL_S, ITL_FACTOR * idle_step_s),
+        max(1.0, num_output),
+    )
+
+
+def split_over(prefill: Prospect, decode: Prospect, aim: Aim) -> Option:
+    """Prefill here, decode there. Streams of the prefill engine wait for the prompt."""
+    late_s = max(decode.handover_s, decode.wait_s - prefill.ttft_s)
+    kept = _in_time(prefill.ttft_s, decode, 0.0, late_s, aim)
+    lost = prefill.num_paused * _lost(prefill, prefill.now_step_s, prefill.prefill_s, aim)
+    lost += decode.num_streams * _lost(decode, decode.step_s, 0.0, aim)
+    seconds = prefill.ttft_s + late_s + _decode_s(decode, 0.0, aim) + _waited_s(prefill) + _slowed_s(decode, aim)
+    return _option(prefill, decode, 1.0 - kept + lost, seconds, 0.0, aim)
+
+
+def whole_on(engine: Prospect, aim: Aim, before_s: float = 0.0) -> Option:
+    """All of it here. Streams that run here wait for the prompt, and have one more beside them.
+
+    Prompts that come in the next `before_s` will be computed between its tokens.
+    """
+    kept = _in_time(engine.ttft_s, engine, before_s, 0.0, aim)
+    lost = engine.num_paused * _lost(engine, engine.step_s, engine.prefill_s, aim)
+    seconds = engine.ttft_s + _decode_s(engine, before_s, aim) + _waited_s(engine) + _slowed_s(engine, aim)
+    return _option(engine, engine, 1.0 - kept + lost, seconds, before_s, aim)
+
+
+def _option(start: Prospect, decode: Prospect, num_missed: float, seconds: float, before_s: float, aim: Aim) -> Option:
+    num_paused = start.num_paused if start.prefill_s > aim.itl_s else 0
+    return Option(
+        start.name,
+        decode.name,
+        start is not decode,
+        start.ttft_s,
+        _decode_s(decode, before_s, aim) / aim.num_output,
+        round(num_missed / LEAST_MISSED) * LEAST_MISSED,
+        seconds + max(0.0, num_paused - start.credit) * start.prefill_s * EXCESS_WEIGHT,
+        num_paused,
+    )
+
+
+def choose(prefill: Sequence[Prospect], decode: Sequence[Prospect], aim: Aim) -> tuple[Option, Reason]:
+    """The best way, and the word for it. There is a prefill engine that can hand over to a decode engine."""
+    exchanges = {one.exchange for one in decode if one.exchange is not None}
+    start = min((one for one in prefill if one.exchange in exchanges), key=lambda one: (one.ttft_s, one.name))
+    takers = [one for one in decode if one.exchange == start.exchange]
+    company = min(takers, key=lambda one: (one.step_s, one.pause_rate * one.pause_s, one.num_streams, one.name))
+    split = split_over(start, company, aim)
+    local = min((whole_on(one, aim) for one in decode), key=lambda one: (*one.rank, one.engine))
+    best = local if local.rank < split.rank else split
+    here = min((whole_on(one, aim, one.ttft_s) for one in prefill), key=lambda one: (*one.rank, one.engine))
+    if here.rank < best.rank:
+        return here, Reason.DECODE_BUSY if company.num_streams else Reason.NO_HARM
+    if best is split:
+        return split, Reason.SPLIT
+    engine = next(one for one in decode if one.name == local.engine)
+    return local, _why(engine, start, aim)
+
+
+def _why(engine: Prospect, start: Prospect, aim: Aim) -> Reason:
+    """Why a decode engine takes the whole of a request."""
+    if engine.num_new_tokens < start.num_new_tokens:
+        return Reason.PREFIX_HIT
+    if engine.prefill_s <= aim.itl_s:
+        return Reason.SHORT_PROMPT
+    if start.wait_s > engine.wait_s:
+        return Reason.PREFILL_BUSY
+    return Reason.NO_HARM if engine.num_paused else Reason.DECODE_IDLE
+
+
+def _in_time(ttft_s: float, engine: Prospect, before_s: float, late_s: float, aim: Aim) -> float:
+    """How likely the request keeps both its targets when this engine decodes it."""
+    left = 1.0 - ttft_s / aim.ttft_s
+    if left <= 0.0:
+        return 0.0
+    return min(1.0, left / SURE_LEFT) * _keeps(engine, engine.step_s, before_s, late_s, aim)
+
+
+def _lost(engine: Prospect, step_s: float, pause_s: float, aim: Aim) -> float:
+    """How much less likely a stream of this engine keeps its pace with such steps and one such pause."""
+    return _keeps(engine, engine.now_step_s, 0.0, 0.0, aim) - _keeps(engine, step_s, 0.0, pause_s, aim)
+
+
+def _keeps(engine: Prospect, step_s: float, before_s: float, lost_s: float, aim: Aim) -> float:
+    """How likely a stream keeps its pace: the prompts that come in its time leave it within its target.
+
+    They are taken to come at random (Poisson), each of the engine's usual length.
+    """
+    slack_s = (aim.itl_s - step_s) * aim.num_output - lost_s
+    if slack_s < 0.0:
+        return 0.0
+    if slack_s >= MANY_PAUSES * engine.pause_s:
+        return 1.0
+    # Prompts differ in length: what the slack nearly holds, it holds sometimes.
+    most = max(0.0, slack_s / engine.pause_s - 0.5)
+    low, part = int(most), most % 1.0
+    mean = engine.pause_rate * (before_s + aim.num_output * step_s)
+    sure = poisson_cdf(low, mean)
+    return sure + part * (poisson_cdf(low + 1, mean) - sure) if part else sure
+
+
+def poisson_cdf(most: int, mean: float) -> float:
+    """How likely there are at most so many events where `mean` are expected."""
+    term = total = exp(-mean)
+    for number in range(1, most + 1):
+        term *= mean / number
+        total += term
+    return min(1.0, total)
+
+
+def _decode_s(engine: Prospect, before_s: float, aim: Aim) -> float:
+    """From the first token to the last, pauses included."""
+    decode_s = engine.step_s * aim.num_output
+    return decode_s + engine.pause_rate * (before_s + decode_s) * engine.pause_s
+
+
+def _waited_s(engine: Prospect) -> float:
+    """Seconds that the streams of the engine wait for this prompt, all together."""
+    return engine.num_paused * engine.prefill_s
+
+
+def _slowed_s(engine: Prospect, aim: Aim) -> float:
+    """Seconds by which the streams of the engine are slower for one more, all together."""
+    return engine.num_streams * (engine.step_s - engine.now_step_s) * aim.num_output

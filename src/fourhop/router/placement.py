@@ -1,0 +1,95 @@
+"""Placing a run: how the fleet would serve it at this moment, and the choice that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fourhop.router.choice import Aim, Option, Prospect, aim_of, choose
+from fourhop.router.config import RouterConfig
+from fourhop.router.fleet import Fleet, Worker
+from fourhop.router.policy import Placement, Reason, place, place_whole
+from fourhop.router.progress import Progress
+from fourhop.router.run import Run
+
+
+@dataclass(frozen=True)
+class Placer:
+    """Decides for each run that has no token yet, by `--placement`."""
+
+    config: RouterConfig
+    fleet: Fleet
+    progress: Progress
+    clock: Callable[[], float]
+
+    def place(self, run: Run) -> Placement | None:
+        """Where a run starts; None if no engine is there."""
+        self.progress.unreserve(run)
+        candidates = self.fleet.candidates(run.excluded)
+        if self.config.placement == "local":
+            return place_whole(candidates, Reason.LOCAL)
+        found = place(
+            candidates,
+            wants_split=not run.request.output_token_ids,
+            max_tokens=run.request.sampling_params.max_tokens,
+        )
+        if found is None or not found.is_split or self.config.placement == "split" or not self.progress.common.is_known:
+            return found
+        return self._choose(run, [self.fleet.workers[one.name] for one in candidates])
+
+    def _choose(self, run: Run, workers: list[Worker]) -> Placement:
+        now_s = self.clock()
+        aim = self._aim(run, workers)
+        sides: dict[str, list[Prospect]] = {"prefill": [], "decode": []}
+        num_prefill = sum(worker.role == "prefill" for worker in workers)
+        for worker in workers:
+            sides[worker.role].append(self._prospect(run, worker, aim, now_s, num_prefill))
+        option, reason = choose(sides["prefill"], sides["decode"], aim)
+        self._book(run, option, now_s)
+        return Placement(option.engine, reason, option.ttft_s, option.itl_s)
+
+    def _aim(self, run: Run, workers: list[Worker]) -> Aim:
+        """The targets of the run: what is configured, or multiples of what an idle engine takes for it."""
+        common, config = self.progress.common, self.config
+        most = run.request.sampling_params.max_tokens
+        num_output = common.num_output if most is None else min(most, common.num_output)
+        return aim_of(
+            config.ttft_ms / 1e3,
+            config.itl_ms / 1e3,
+            idle_prefill_s=min(worker.costs.prefill.at(len(run.request.token_ids)) for worker in workers),
+            idle_step_s=min(worker.costs.step.at(1) for worker in workers),
+            num_output=num_output,
+        )
+
+    def _prospect(self, run: Run, worker: Worker, aim: Aim, now_s: float, num_sharing: int) -> Prospect:
+        costs, backlog = worker.costs, worker.backlog
+        num_prompt = len(run.request.token_ids)
+        num_new = self.progress.num_new_tokens(run, worker)
+        wait_s, prefill_s = backlog.wait_s(now_s), costs.prefill.at(num_new)
+        num_streams = backlog.num_streams()
+        now_step_s = costs.step.at(max(1, num_streams))
+        arrivals, rate = backlog.arrivals, backlog.arrivals.rate(now_s)
+        if worker.role == "prefill":  # it had few of late if others took them, but what is split is to come here
+            arrivals = self.progress.arrivals
+            rate = (rate + arrivals.rate(now_s) / num_sharing) / 2
+        return Prospect(
+            name=worker.name,
+            exchange=worker.exchange,
+            wait_s=wait_s,
+            prefill_s=prefill_s,
+            handover_s=costs.handover.at(num_prompt),
+            step_s=costs.step.at(num_streams + 1),
+            now_step_s=now_step_s,
+            pause_rate=rate,
+            pause_s=arrivals.usual_s,
+            num_paused=backlog.num_paused_by(now_s + wait_s + prefill_s),
+            num_streams=num_streams,
+            num_new_tokens=num_new,
+            credit=backlog.credit,
+        )
+
+    def _book(self, run: Run, option: Option, now_s: float) -> None:
+        """Take what the choice costs: the pauses, and a place at the decode engine before prefill starts."""
+        self.fleet.workers[option.engine].backlog.credit -= option.num_paused
+        if option.is_split:
+            self.progress.reserve(run, self.fleet.workers[option.decode], now_s + option.ttft_s)

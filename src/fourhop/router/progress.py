@@ -1,0 +1,133 @@
+"""What legs tell of their engines: the backlog of each, and what its work takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fourhop.router.backlog import Arrivals
+from fourhop.router.conversations import Conversations
+from fourhop.router.costs import EngineCosts
+from fourhop.router.fleet import Worker
+from fourhop.router.run import Leg, Run
+from fourhop.wire.generate import Usage
+from fourhop.wire.moments import Moment
+
+PAUSE_SHARE = 0.005
+"""Of the gaps between tokens, those that may be pauses for a prompt that the router put among streams."""
+
+MOST_CREDIT = 8.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Is told of every leg: sent, first token, usage, closed. `common` is what all engines cost, taken together, and
+    `arrivals` are the prompts for all of them."""
+
+    common: EngineCosts
+    arrivals: Arrivals
+    conversations: Conversations
+    clock: Callable[[], float]
+
+    def num_new_tokens(self, run: Run, worker: Worker) -> int:
+        """Tokens that an engine has to compute before the first that it makes."""
+        known = self.conversations.num_cached(run, worker) * worker.costs.cache_trust
+        return max(1, len(run.request.token_ids) + run.num_output - int(known))
+
+    def sent(self, run: Run, leg: Leg) -> None:
+        """A leg is on its way to its engine."""
+        backlog, costs = leg.worker.backlog, leg.worker.costs
+        leg.busy_before_s, leg.is_alone = costs.busy_s, not backlog.prompts
+        if leg.kind != "decode":
+            leg.num_new_tokens = self.num_new_tokens(run, leg.worker)
+            seconds = costs.prefill.at(leg.num_new_tokens)
+            backlog.expect_prompt(leg, seconds, leg.sent_s, stays=leg.kind == "whole")
+            self.arrivals.note(seconds, leg.sent_s)
+        elif run.reserved is not leg.worker:
+            self.unreserve(run)
+            backlog.expect_stream(leg, leg.sent_s)
+
+    def began(self, run: Run, leg: Leg) -> None:
+        """The engine made its first token of the leg."""
+        now_s, backlog = self.clock(), leg.worker.backlog
+        leg.first_s = now_s
+        if leg.kind == "prefill":
+            backlog.drop(leg, now_s)
+        else:
+            self.unreserve(run)
+            backlog.begin_stream(leg, now_s)
+        if leg.kind == "decode":
+            self._learn_handover(run, leg)
+        else:
+            self._learn_prefill(leg, now_s)
+        leg.busy_before_s = leg.worker.costs.busy_s
+
+    def ended(self, run: Run, leg: Leg, usage: Usage | None) -> None:
+        """The leg ended well: learn from the moments that its engine told, or else from when its tokens arrived."""
+        if leg.first_s is None or usage is None:
+            return
+        details = usage.prompt_tokens_details
+        if leg.kind != "decode" and details is not None:
+            num_expected = usage.prompt_tokens + len(leg.request.output_token_ids) - leg.num_new_tokens
+            leg.worker.costs.note_cached(num_expected, details.cached_tokens)
+        if leg.kind != "prefill":
+            self.common.note_output(usage.completion_tokens)
+            backlog = leg.worker.backlog
+            backlog.credit = min(MOST_CREDIT, backlog.credit + usage.completion_tokens * PAUSE_SHARE)
+            self._learn_steps(leg, leg.first_s, usage.completion_tokens)
+
+    def closed(self, leg: Leg) -> None:
+        """Nothing more comes of the leg."""
+        leg.worker.backlog.drop(leg, self.clock())
+
+    def reserve(self, run: Run, worker: Worker, ready_at_s: float) -> None:
+        """Take a place at a decode engine for a run whose KV will be there at about that time."""
+        run.reserved = worker
+        worker.backlog.expect_stream(run, ready_at_s)
+
+    def unreserve(self, run: Run) -> None:
+        if run.reserved is not None:
+            run.reserved.backlog.drop(run, 0.0)
+            run.reserved = None
+
+    def _learn_prefill(self, leg: Leg, now_s: float) -> None:
+        """How long the prompt took. An engine that tells no moments is believed only if it had nothing else to do."""
+        costs, backlog, moments = leg.worker.costs, leg.worker.backlog, leg.moments
+        if moments is None:
+            if not leg.is_alone:
+                return
+            started_s, done_s = leg.sent_s, now_s
+        elif Moment.PREFILL_STARTED in moments and Moment.PREFILL_DONE in moments:
+            started_s = leg.sent_s + moments[Moment.PREFILL_STARTED]
+            done_s = leg.sent_s + moments[Moment.PREFILL_DONE]
+        else:
+            return
+        costs.note_prefill(leg.num_new_tokens, started_s, done_s)
+        if not backlog.prompts:
+            costs.settle()
+
+    def _learn_handover(self, run: Run, leg: Leg) -> None:
+        """How long the KV took after prefill, if the engine had no prompt of its own meanwhile."""
+        costs = leg.worker.costs
+        ready = None if leg.moments is None else leg.moments.get(Moment.KV_READY)
+        prefilled_s = run.timeline.at_s.get(Moment.PREFILL_DONE)
+        if ready is None or prefilled_s is None or not leg.is_alone or costs.busy_s > leg.busy_before_s:
+            return
+        costs.note_handover(len(run.request.token_ids), max(0.0, leg.sent_s + ready - prefilled_s))
+
+    def _learn_steps(self, leg: Leg, first_s: float, num_output: int) -> None:
+        """Seconds a token without those that the engine spent on prompts meanwhile."""
+        costs, backlog, moments = leg.worker.costs, leg.worker.backlog, leg.moments
+        num_steps = num_output - 1
+        if moments is None:
+            num_steps -= len(leg.request.output_token_ids)
+            seconds = self.clock() - first_s
+        else:
+            since = moments.get(Moment.KV_READY if leg.kind == "decode" else Moment.PREFILL_DONE)
+            last = moments.get(Moment.LAST_TOKEN)
+            if since is None or last is None:
+                return
+            seconds = last - since
+        if num_steps > 0:
+            paused_s = costs.busy_s - leg.busy_before_s
+            costs.note_step(len(backlog.streams), max(0.0, seconds - paused_s) / num_steps)

@@ -1,0 +1,129 @@
+"""The router's own choice on engines that take their time: as good as always local and always split, at every load."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from fakes import virtual_time
+from fakes.timed_engine import Speed, TimedFleet, timed_fleet
+from fakes.virtual_time import now
+from fourhop.wire.generate import GenerateRequest, SamplingParams
+
+SPEED = Speed()
+WARM_UP = 4
+"""Requests that are not counted: nothing is known at first."""
+
+Draw = Callable[[random.Random], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a client saw of a request of `num_prompt` tokens."""
+
+    num_prompt: int
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def is_good(self) -> bool:
+        """Within four times the time of an idle engine for the first token, and twice for the others."""
+        alone_s = SPEED.step_s + self.num_prompt * SPEED.prompt_token_s
+        return self.ttft_s <= 4 * alone_s and self.tpot_s <= 2 * (SPEED.step_s + SPEED.stream_s)
+
+
+def mixed(rng: random.Random) -> tuple[int, int]:
+    """Short questions, and among them long documents."""
+    return (rng.randint(16, 64), 32) if rng.random() < 0.6 else (rng.randint(512, 1500), 64)
+
+
+def long(rng: random.Random) -> tuple[int, int]:
+    return rng.randint(512, 1024), 64
+
+
+def short(rng: random.Random) -> tuple[int, int]:
+    return rng.randint(8, 64), 64
+
+
+def heavy(rng: random.Random) -> tuple[int, int]:
+    return rng.randint(1024, 2048), 16
+
+
+async def serve(fleet: TimedFleet, number: int, num_prompt: int, num_output: int, at_s: float) -> Served:
+    await asyncio.sleep(at_s - now())
+    params = SamplingParams(max_tokens=num_output, ignore_eos=True)
+    request = GenerateRequest(token_ids=[number % 900 + 1] + [7] * (num_prompt - 1), sampling_params=params)
+    times = []
+    async for chunk in fleet.router.generate(request):
+        times += [now() for choice in chunk.choices for _ in choice.token_ids]
+    assert len(times) == num_output
+    return Served(num_prompt, times[0] - at_s, (times[-1] - times[0]) / (num_output - 1))
+
+
+async def serve_all(placement: str, draw: Draw, rate: float, count: int, num_each: int) -> list[Served]:
+    rng, at_s = random.Random(0), 0.0
+    async with timed_fleet(num_each, num_each, placement=placement) as fleet:
+        open_requests = []
+        for number in range(count):
+            at_s += rng.expovariate(rate)
+            open_requests.append(asyncio.create_task(serve(fleet, number, *draw(rng), at_s)))
+        served = await asyncio.gather(*open_requests)
+        await asyncio.sleep(1.0)
+        assert all(engine.is_idle for engine in fleet.engines.values())
+        for worker in fleet.router.fleet.workers.values():
+            assert worker.in_flight == worker.backlog.num_streams() == 0
+            assert not worker.backlog.prompts
+        assert not fleet.router.ledger.owed
+    return served
+
+
+def goodput(placement: str, draw: Draw, rate: float, count: int = 80, num_each: int = 1) -> float:
+    """The part of the requests that was served in time."""
+    served = virtual_time.run(serve_all(placement, draw, rate, WARM_UP + count, num_each))[WARM_UP:]
+    return sum(one.is_good for one in served) / count
+
+
+@pytest.mark.parametrize(
+    ("draw", "rate"), [(mixed, 0.4), (mixed, 1.2), (long, 0.3), (long, 0.6), (heavy, 0.3), (short, 2.0)]
+)
+def test_its_own_choice_is_as_good_as_the_better_of_both_at_every_load(draw: Draw, rate: float) -> None:
+    auto, local, split = (goodput(placement, draw, rate) for placement in ("auto", "local", "split"))
+    assert auto >= max(local, split)
+
+
+def test_it_is_so_for_several_engines_of_a_kind() -> None:
+    auto, local, split = (goodput(placement, mixed, 2.4, 80, 2) for placement in ("auto", "local", "split"))
+    assert auto >= max(local, split)
+
+
+def test_it_is_the_same_each_time() -> None:
+    assert len({goodput("auto", mixed, 1.2, 40) for _ in range(2)}) == 1
+
+
+def test_engines_that_tell_no_moments_are_learned_from_when_their_tokens_come() -> None:
+    async def scenario() -> None:
+        async with timed_fleet(placement="auto", engine={"tells_moments": False}) as fleet:
+            for number in range(12):
+                await serve(fleet, number, 100 + 50 * number, 16, now())
+            costs = fleet.router.fleet.costs
+            assert costs.prefill.at(400) == pytest.approx(SPEED.step_s + 400 * SPEED.prompt_token_s, rel=0.1)
+            assert costs.step.at(1) == pytest.approx(SPEED.step_s + SPEED.stream_s, rel=0.2)
+
+    virtual_time.run(scenario())
+
+
+def test_why_is_told_by_the_metric() -> None:
+    async def scenario() -> None:
+        async with timed_fleet(placement="auto") as fleet:
+            for number in range(4):
+                await serve(fleet, number, 600, 16, now())
+            reasons = {"split", "decode_idle", "no_harm"}
+            told = {why: fleet.count("fourhop_router_placements_total", reason=why) for why in reasons}
+            assert told["split"] == 1  # nothing was known yet
+            assert sum(told.values()) == 4
+
+    virtual_time.run(scenario())
