@@ -287,3 +287,62 @@ def test_many_at_once_keep_their_handles_apart() -> None:
             await one.settle()
 
     run(scenario())
+
+
+def test_a_decode_engine_that_is_busy_leaves_a_begun_stream_to_the_other() -> None:
+    async def scenario() -> None:
+        async with stock_fleet() as one:
+            one.decode[0].refusals = [error(503, "queue is full", "ServiceUnavailableError")]
+            assert tokens_of(await chunks_of(one.router, ask())) == output_of(PROMPT, 8)
+            assert one.prefill[0].bodies[1]["token_ids"] == PROMPT + output_of(PROMPT, 1)
+            assert all(worker.down is None for worker in one.router.fleet.workers.values())
+            await one.settle()
+            await one.end_leases()
+
+    run(scenario())
+
+
+def test_a_decode_engine_that_refuses_ends_the_stream_with_its_error() -> None:
+    async def scenario() -> None:
+        async with stock_fleet() as one:
+            one.decode[0].refusals = [error(400, "no", "Bad Request")]
+            failure = await failure_of(one, ask())
+            assert (failure.status, failure.message) == (400, "no")
+            assert all(worker.down is None for worker in one.router.fleet.workers.values())
+            await one.settle()
+            await one.end_leases()
+            assert one.router.ledger.ended == {HoldState.EXPIRED: 1}
+
+    run(scenario())
+
+
+def test_a_prefill_engine_that_hangs_is_left_in_time_and_told_to_stop() -> None:
+    async def scenario() -> None:
+        async with stock_fleet(first_chunk_timeout_s=0.2) as one:
+            one.prefill[0].gate = asyncio.Event()
+            assert tokens_of(await chunks_of(one.router, ask())) == output_of(PROMPT, 8)
+            assert one.decode[0].bodies[0]["kv_transfer_params"] is None
+            await one.settle()
+            await until(lambda: one.prefill[0].aborted == ["generate-tokens-ours-0"])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("status", "is_down"), [(400, False), (404, False), (429, False), (503, False), (500, True), (502, True)]
+)
+def test_only_faults_take_an_engine_down(status: int, is_down: bool) -> None:
+    async def scenario() -> None:
+        async with stock_fleet(max_retries=0) as one:
+            for _ in range(3):
+                one.prefill[0].refusals = [error(status, "no", "Error")]
+                if is_down:
+                    for worker in one.router.fleet.workers.values():
+                        worker.down = None
+                await failure_of(one, ask())
+            workers = {worker.role: worker for worker in one.router.fleet.workers.values()}
+            assert (workers["prefill"].down is not None, workers["decode"].down) == (is_down, None)
+            assert all(worker.in_flight == 0 for worker in workers.values())
+            await until(lambda: not one.router.ledger.owed)
+
+    run(scenario())
