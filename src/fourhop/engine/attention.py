@@ -96,20 +96,31 @@ def _attend(
         shared = query.reshape(1, num_kv_heads, group, dim)
         out = scaled_dot_product_attention(shared, keys[None], values[None], scale=scaling)
         return out.reshape(1, num_heads, dim)
-    windowed = sliding_window is not None and num_context > sliding_window
-    plain = start == 0 and not windowed
-    mask = None if plain else _mask(num_rows, start, sliding_window if windowed else None, query.device)
     grouped = query.reshape(num_kv_heads, group, num_rows, dim)
     shape = (num_kv_heads, group, num_context, dim)
-    out = scaled_dot_product_attention(
-        grouped,
-        keys[:, None].expand(shape),
-        values[:, None].expand(shape),
-        attn_mask=mask,
-        is_causal=plain,
-        scale=scaling,
-    )
+    keys, values = keys[:, None].expand(shape), values[:, None].expand(shape)
+    window = sliding_window if sliding_window is not None and num_context > sliding_window else None
+    if window is None and start > 0 and query.device.type == "cpu":
+        out = _attend_in_two(grouped, keys, values, start, scaling)
+    else:
+        plain = start == 0 and window is None
+        mask = None if plain else _mask(num_rows, start, window, query.device)
+        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, is_causal=plain, scale=scaling)
     return out.reshape(num_heads, num_rows, dim).transpose(0, 1)
+
+
+def _attend_in_two(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, scaling: float | None
+) -> torch.Tensor:
+    """What all rows see whole, then their own triangle, put together by how much weight each part had.
+
+    Without a mask, which costs a third of the time. `flash` is what scaled_dot_product_attention calls on CPU; it also
+    returns the logarithm of the softmax's denominator, from which the parts' weights follow.
+    """
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    before, weight_before = flash(query, keys[:, :, :start], values[:, :, :start], scale=scaling)
+    own, weight_own = flash(query, keys[:, :, start:], values[:, :, start:], is_causal=True, scale=scaling)
+    return torch.lerp(before, own, torch.sigmoid(weight_own - weight_before).to(own.dtype)[..., None])
 
 
 def _mask(num_rows: int, start: int, window: int | None, device: torch.device) -> torch.Tensor:
