@@ -14,7 +14,6 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from fourhop import __version__, checkpoint, service
-from fourhop.bench.commands import bench
 from fourhop.check import CheckConfig
 from fourhop.check import check_transfer as transfer_check
 from fourhop.checkpoint import DEFAULT_MODEL
@@ -59,7 +58,10 @@ Transfer = Annotated[
 ]
 
 
-app.command(bench)
+# By name: who starts a server does not wait for what bench imports.
+app.command(
+    "fourhop.bench.commands:bench", name="bench", help="Load a server, and see at which rate it keeps its promises."
+)
 
 
 def command(function: Callable[..., None]) -> None:

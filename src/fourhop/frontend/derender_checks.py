@@ -142,6 +142,11 @@ def _check_logprobs(logprobs: ChoiceLogprobs, num_tokens: int, path: str, limits
     """One entry a token. An engine may add the chosen token to the alternatives that were asked for."""
     if len(logprobs.content) != num_tokens:
         raise ClientError(f"there must be one entry a token, {num_tokens}", param=path)
+    most = max((len(entry.top_logprobs) for entry in logprobs.content), default=0)
+    ids = [top.token_id for entry in logprobs.content for top in entry.top_logprobs]
+    ids += [entry.token_id for entry in logprobs.content]
+    if most <= limits.max_logprobs + 1 and _are_ids(ids, limits):
+        return  # at once, since there are thousands; where something is wrong, it is looked for
     for number, entry in enumerate(logprobs.content):
         if len(entry.top_logprobs) > limits.max_logprobs + 1:
             where = f"{path}[{number}].top_logprobs"
@@ -163,8 +168,12 @@ def _check_prompt_logprobs(told: PromptLogprobs, path: str, limits: Limits) -> N
 def _check_ids(ids: list[int], path: str, limits: Limits) -> None:
     if len(ids) > limits.max_model_len:
         raise ClientError(f"{len(ids)} tokens are more than the window of {limits.max_model_len}", param=path)
-    if ids and not 0 <= min(ids) <= max(ids) < limits.vocab_size:
+    if not _are_ids(ids, limits):
         raise ClientError(f"token ids must be from 0 to {limits.vocab_size - 1}", param=path)
+
+
+def _are_ids(ids: list[int], limits: Limits) -> bool:
+    return not ids or (min(ids) >= 0 and max(ids) < limits.vocab_size)
 
 
 def _read(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], path: str) -> T:

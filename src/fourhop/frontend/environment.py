@@ -51,16 +51,38 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox with a short way to the keys of plain dicts, of which a conversation is made."""
+    """The sandbox with short ways to what a conversation is made of: the keys of plain dicts, the methods of texts."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._is_safe: dict[tuple[type, str], bool] = {}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """As jinja2 has it: an attribute if there is one, else the item. A plain dict has only its class's own."""
-        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
-            return obj[attribute]
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind is str and attribute in _SAFE_METHODS:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """As jinja2 has it, remembered: the answer is a matter of the object's class and the name alone."""
+        key = (type(obj), attr)
+        known = self._is_safe.get(key)
+        if known is None:
+            known = super().is_safe_attribute(obj, attr, value)
+            if len(self._is_safe) < MAX_REMEMBERED:
+                self._is_safe[key] = known
+        return known
 
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
+_SAFE_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
+"""Of texts; the sandbox lets all of them through as they are, but for the two that look into their arguments."""
+
+MAX_REMEMBERED = 10_000
+"""Names that a template may look up: it can make them out of a request."""
 
 
 class _Generation(Extension):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -86,10 +87,11 @@ def describe(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
 
 
 def openapi_route() -> Route:
-    document = describe()
+    """Described when it is first asked for: a start does not wait for it."""
+    described = cache(describe)
 
     async def openapi(request: Request) -> HttpResponse:
-        return json_response(document)
+        return json_response(described())
 
     return Route("/openapi.json", openapi)
 

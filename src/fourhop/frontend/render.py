@@ -26,7 +26,7 @@ from fourhop.frontend.sampling import (
 from fourhop.frontend.structure import Structure, chat_structure, grammar_start, structure_of
 from fourhop.frontend.template import ChatTemplates
 from fourhop.frontend.tokenizer import Tokenizer
-from fourhop.tokens.limits import PARAMS, Limits, check_request
+from fourhop.tokens.limits import PARAMS, Limits, check_settings, check_token_ids
 from fourhop.wire.errors import ClientError, FourhopError, client_error
 from fourhop.wire.generate import GenerateRequest, SamplingParams
 from fourhop.wire.openai import SamplingRequest
@@ -80,7 +80,7 @@ class Renderer:
             reasoning_parser_kwargs={"chat_template_kwargs": kwargs} if self.parsers.has_reasoning else None,
             grammar_start=self._grammar_start(request, structure, prompt.token_ids, kwargs),
         )
-        self._check(rendered, chat_names(request))
+        self._check(rendered, chat_names(request), has_own_ids=given is None)
         return rendered
 
     def completion(self, request: CompletionRequest, request_id: str) -> list[GenerateRequest]:
@@ -131,7 +131,7 @@ class Renderer:
             ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         bos = self.tokenizer.token_id(self.tokenizer.special_tokens.get("bos_token", ""))
         skip = int(add_special_tokens and bos is not None and ids[:2] == [bos, bos])
-        return Prompt(ids[skip:], spans and spans[skip:])
+        return Prompt(ids[skip:] if skip else ids, spans and spans[skip:])
 
     def _one(
         self,
@@ -158,7 +158,7 @@ class Renderer:
             param=path,
         )
         generate = self._generate_request(request, rendered, params, request_id, transfer)
-        self._check(generate, completion_names(request, path))
+        self._check(generate, completion_names(request, path), has_own_ids=isinstance(prompt, str))
         return generate
 
     def _params(
@@ -241,8 +241,11 @@ class Renderer:
         ended = self.parsers.reasoning_ended(token_ids, kwargs)
         return ended if ended is None or request.include_reasoning else True
 
-    def _check(self, rendered: GenerateRequest, names: Mapping[str, str]) -> None:
-        """Ranges, ids and counts, as every TokenServer checks them; the path is that of the client's own field."""
+    def _check(self, rendered: GenerateRequest, names: Mapping[str, str], *, has_own_ids: bool) -> None:
+        """Ranges, ids and counts, as every TokenServer checks them; the path is that of the client's own field.
+
+        A prompt that was tokenized here has ids of this vocabulary.
+        """
         limits = Limits(
             vocab_size=self.tokenizer.vocab_size,
             max_model_len=self.model.max_model_len,
@@ -250,7 +253,9 @@ class Renderer:
             max_logprobs=self.config.max_logprobs,
         )
         try:
-            check_request(for_engine(rendered), limits)
+            check_settings(for_engine(rendered), limits)
+            if not has_own_ids:
+                check_token_ids(rendered.token_ids, limits.vocab_size, "token_ids")
         except ClientError as error:
             rename(error, names)
             raise

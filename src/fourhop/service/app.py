@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -21,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fourhop import __version__
@@ -55,14 +56,33 @@ def create_app(
         return json_response({"version": __version__})
 
     app = Starlette(
-        routes=[*routes, Route("/metrics", metrics), Route("/version", version)],
         middleware=[Middleware(_Edge, config=config)],
         exception_handlers={FourhopError: _answer_error, HTTPException: _answer_http_error},
+    )
+    app.router = _Table(
+        [*routes, Route("/metrics", metrics), Route("/version", version)],
+        redirect_slashes=False,
         lifespan=None if resources is None else lambda app: resources(),
     )
-    app.router.redirect_slashes = False
     app.state.server_config = config
     return app
+
+
+class _Table(Router):
+    """Starlette's router, which tries one route after the other, behind a table of the paths without parameters."""
+
+    def __init__(self, routes: Sequence[BaseRoute], **options: Any) -> None:
+        super().__init__(routes, **options)
+        plain = [route for route in routes if isinstance(route, Route) and "{" not in route.path]
+        self._plain = {(method, route.path): route for route in reversed(plain) for method in route.methods or ()}
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._plain.get((scope.get("method", ""), scope.get("path", "")))
+        if route is None or scope["type"] != "http" or scope.get("root_path"):
+            await super().app(scope, receive, send)
+            return
+        scope.update(router=self, route=route, endpoint=route.endpoint, path_params={})
+        await route.app(scope, receive, send)
 
 
 class _Edge:

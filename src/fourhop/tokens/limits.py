@@ -33,6 +33,12 @@ class Limits:
 
 def check_request(request: GenerateRequest, limits: Limits) -> None:
     """Raise a ClientError for the first thing in the request that cannot be served."""
+    check_settings(request, limits)
+    check_token_ids(request.token_ids, limits.vocab_size, "token_ids")
+
+
+def check_settings(request: GenerateRequest, limits: Limits) -> None:
+    """The same but for the prompt's ids: each is looked at, which takes time, and who made them knows them."""
     check_supported(request)
     check_ranges(request.sampling_params)
     _check_counts(request, limits)
@@ -123,7 +129,6 @@ def _check_token_ids(request: GenerateRequest, vocab_size: int | None) -> None:
     params = request.sampling_params
     if not request.token_ids:
         _refuse("the prompt must have at least one token", "token_ids")
-    check_token_ids(request.token_ids, vocab_size, "token_ids")
     check_token_ids(request.output_token_ids, vocab_size, "output_token_ids")
     check_token_ids(params.stop_token_ids, vocab_size, f"{PARAMS}.stop_token_ids")
     check_token_ids(params.allowed_token_ids or [], vocab_size, f"{PARAMS}.allowed_token_ids")
