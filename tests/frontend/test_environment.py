@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from jinja2 import Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from fourhop.frontend.environment import environment
@@ -27,7 +28,7 @@ OBJECTS: list[Any] = [
     str,
     dict,
     lambda: 1,
-    (n for n in ()),
+    (letter for letter in "ab"),
     str.format,
     "a".format,
 ]
