@@ -26,9 +26,9 @@ from fourhop.frontend.config import FrontendConfig
 from fourhop.kv.config import KVTransferConfig
 from fourhop.service import ServerConfig
 from fourhop.service.progress import loading
-from fourhop.tokens.client import RemoteTokenServer
 from fourhop.tokens.connection import Timeouts, open_session
 from fourhop.tokens.routes import token_routes
+from fourhop.tokens.upstream import Upstream
 from fourhop.tokens.worker import RemoteWorker
 from fourhop.wire.errors import PeerError, StartError
 
@@ -41,7 +41,7 @@ class UpstreamConfig:
     """Where tokens come from.
 
     Attributes:
-        upstream: URL of a router, an engine or a vLLM with `--tokens-only`. Default: none, only text endpoints work.
+        upstream: URL of a router, an engine or a vLLM. Default: none, only text endpoints work.
         upstream_api_key: Sent to the upstream as a bearer token.
         first_chunk_timeout_s: Patience for the upstream's first chunk, its queue included.
         idle_timeout_s: Patience between two chunks.
@@ -115,7 +115,7 @@ async def run_frontend(
         return
     async with open_session() as session:
         key = upstream.upstream_api_key
-        tokens = RemoteTokenServer(upstream.upstream, session, timeouts=upstream.timeouts(), api_key=key)
+        tokens = Upstream(upstream.upstream, session, timeouts=upstream.timeouts(), api_key=key)
         worker = RemoteWorker(upstream.upstream, session, api_key=key)
         app = frontend_app.create(config, found, server, tokens, health=partial(_illness, worker))
         await service.serve(app, server, listener=listener, started=started)

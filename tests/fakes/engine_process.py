@@ -1,11 +1,13 @@
 """A program that behaves like an engine process: it loads, answers /health, and dies when told to.
 
 `python engine_process.py PORT FOLDER`: writes a line, serves, and leaves `FOLDER/pid-<n>` for each start. If
-`FOLDER/broken` exists it ends with status 3 instead; if `FOLDER/deaf` exists it ignores SIGTERM.
+`FOLDER/broken` exists it ends with status 3 instead; if `FOLDER/deaf` exists it ignores SIGTERM; if `FOLDER/forks`
+exists it starts a process, as a vLLM does, which has its output and would outlive it: `FOLDER/forked-<n>`.
 """
 
 import os
 import signal
+import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -31,6 +33,9 @@ def main(port: int, folder: Path) -> None:
     HTTPServer.allow_reuse_address = True
     server = HTTPServer(("127.0.0.1", port), Health)
     starts = len(list(folder.glob("pid-*")))
+    if (folder / "forks").exists():
+        forked = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+        (folder / f"forked-{starts}").write_text(str(forked.pid))
     (folder / f"pid-{starts}.partial").write_text(f"{os.getpid()} {sorted(os.sched_getaffinity(0))}")
     (folder / f"pid-{starts}.partial").rename(folder / f"pid-{starts}")
     print("up", flush=True)

@@ -6,6 +6,7 @@ A start takes a minute or two and about 4 GB, so that all tests share one; those
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -25,6 +26,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
+PATIENCE_S = 600.0
+"""A vLLM compiles what it samples with when it is first asked for, which takes a busy machine a minute or two."""
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
@@ -40,7 +43,7 @@ def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
 
 @pytest.fixture(scope="module")
 def client(pipeline: Pipeline) -> OpenAI:
-    return OpenAI(base_url=f"{pipeline.url}/v1", api_key="none", max_retries=0, timeout=120)
+    return OpenAI(base_url=f"{pipeline.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def prompt_of(length: int) -> list[int]:
@@ -51,7 +54,7 @@ def prompt_of(length: int) -> list[int]:
 def generate(url: str, prompt: list[int], max_tokens: int, **params: Any) -> list[int]:
     """The tokens that a server makes of a prompt."""
     body = {"token_ids": prompt, "sampling_params": GREEDY | {"max_tokens": max_tokens} | params}
-    answer = httpx.post(f"{url}/inference/v1/generate", json=body, timeout=120)
+    answer = httpx.post(f"{url}/inference/v1/generate", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     tokens: list[int] = answer.json()["choices"][0]["token_ids"]
     return tokens
@@ -101,17 +104,17 @@ def test_kv_moves_over_nixl(pipeline: Pipeline) -> None:
     until(lambda: is_free(pipeline, "prefill-0"), 30)
 
 
-@pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 256, 600, 1500])
+@pytest.mark.parametrize("length", [1, 127, 128, 129, 600])
 def test_a_split_request_makes_the_tokens_of_one_vllm(pipeline: Pipeline, length: int) -> None:
     """Lengths around those of a block, which has 128 tokens on a CPU."""
     prompt = prompt_of(length)
-    assert generate(pipeline.url, prompt, 12) == generate(pipeline.urls["prefill-0"], prompt, 12)
+    assert generate(pipeline.url, prompt, 6) == generate(pipeline.urls["prefill-0"], prompt, 6)
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.8, "seed": 7}, {"temperature": 1.0, "top_p": 0.9, "seed": 11}])
 def test_sampled_with_a_seed_it_does_too(pipeline: Pipeline, params: dict[str, Any]) -> None:
     prompt = prompt_of(300)
-    assert generate(pipeline.url, prompt, 12, **params) == generate(pipeline.urls["prefill-0"], prompt, 12, **params)
+    assert generate(pipeline.url, prompt, 6, **params) == generate(pipeline.urls["prefill-0"], prompt, 6, **params)
 
 
 def test_several_choices_and_logprobs(client: OpenAI) -> None:
@@ -143,7 +146,7 @@ def test_a_client_that_leaves_frees_both_engines(pipeline: Pipeline, num_read: i
     with (
         contextlib.suppress(httpx.ReadTimeout),
         httpx.stream(
-            "POST", f"{pipeline.url}/inference/v1/generate", json=body, timeout=120 if num_read else 0.3
+            "POST", f"{pipeline.url}/inference/v1/generate", json=body, timeout=PATIENCE_S if num_read else 0.3
         ) as answer,
     ):
         lines = answer.iter_lines()
@@ -167,16 +170,16 @@ def test_bad_input_is_refused_and_the_engines_stay_well(pipeline: Pipeline) -> N
 
 def test_a_decode_engine_that_is_killed_loses_no_token(pipeline: Pipeline) -> None:
     """What it had begun goes on at the prefill engine, and it is started again."""
-    prompt, expected = prompt_of(40), generate(pipeline.urls["prefill-0"], prompt_of(40), 200)
-    body = {"token_ids": prompt, "sampling_params": GREEDY | {"max_tokens": 200}, "stream": True}
+    prompt, expected = prompt_of(40), generate(pipeline.urls["prefill-0"], prompt_of(40), 60)
+    body = {"token_ids": prompt, "sampling_params": GREEDY | {"max_tokens": 60}, "stream": True}
     received: list[int] = []
-    with httpx.stream("POST", f"{pipeline.url}/inference/v1/generate", json=body, timeout=120) as answer:
+    with httpx.stream("POST", f"{pipeline.url}/inference/v1/generate", json=body, timeout=PATIENCE_S) as answer:
         for line in answer.iter_lines():
-            for chunk in [httpx.Response(200, text=line[6:]).json()] if line.startswith("data: {") else []:
-                assert "error" not in chunk, chunk
-                received += [token for choice in chunk["choices"] for token in choice["token_ids"]]
-                if len(received) == 20:
-                    os.kill(pipeline.pid_of("decode-0"), signal.SIGKILL)
+            chunk = json.loads(line[6:]) if line.startswith("data: {") else {"choices": []}
+            assert "error" not in chunk, chunk
+            received += [token for choice in chunk["choices"] for token in choice["token_ids"]]
+            if chunk["choices"] and len(received) == 20:
+                os.kill(pipeline.pid_of("decode-0"), signal.SIGKILL)
     assert received == expected
     until(lambda: _is_well(pipeline, "decode-0"), 300)
     assert generate(pipeline.url, prompt, 12) == expected[:12]

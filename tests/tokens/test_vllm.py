@@ -30,6 +30,7 @@ from fourhop.tokens.continued import Continued, appended, seed_after
 from fourhop.tokens.dialect import GENERATE, Dialect
 from fourhop.tokens.engine import RemoteEngine
 from fourhop.tokens.server import TokenServer
+from fourhop.tokens.upstream import Upstream
 from fourhop.tokens.vllm import VLLMTokenServer
 from fourhop.wire.errors import EnginesDisagree, FourhopError, PeerError, PeerRefused
 from fourhop.wire.generate import GenerateRequest, SamplingParams
@@ -177,6 +178,22 @@ def test_an_engine_is_asked_what_it_speaks(is_plain: bool) -> None:
             engine.dead = "killed"
             with pytest.raises(PeerError):
                 await remote.check()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_frontends_upstream_may_be_any_vllm(is_plain: bool) -> None:
+    async def scenario() -> None:
+        engine = StockVLLM("e")
+        app = engine.plain_app() if is_plain else engine.app()
+        async with serving(app) as url, open_session() as session:
+            upstream = Upstream(url, session, timeouts=Timeouts())
+            for _ in range(2):
+                assert tokens_of(await chunks_of(upstream, ask())) == output_of(PROMPT, 8)
+            engine.refusals = [error(404, "no such model", "NotFoundError")]
+            with pytest.raises(PeerRefused, match="no such model"):
+                await chunks_of(upstream, ask())
 
     asyncio.run(scenario())
 

@@ -115,6 +115,19 @@ def test_an_engine_that_dies_is_started_again(tmp_path: Path, caplog: pytest.Log
     assert not is_alive(pid_of(tmp_path, 1))
 
 
+def test_what_an_engine_started_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "forks").touch()
+
+    async def scenario(children: Children, told: Told) -> None:
+        await children.ready()
+        os.kill(pid_of(tmp_path), signal.SIGKILL)
+        await told.until(lambda: told.lines.count(("decode-0", "up")) == 2)
+        assert not is_alive(int((tmp_path / "forked-0").read_text()))
+
+    run(tmp_path, scenario)
+    wait_for(lambda: not is_alive(int((tmp_path / "forked-1").read_text())))
+
+
 def test_stopping_does_not_wait_for_a_pause_to_end(tmp_path: Path) -> None:
     async def scenario(children: Children, told: Told) -> None:
         await children.ready()

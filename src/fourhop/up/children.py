@@ -122,7 +122,7 @@ class Child:
         _, late = await asyncio.wait([self._watch], timeout=timeout_s)
         if late:
             log.error(event("engine_killed", engine=self.plan.name, waited_s=timeout_s))
-            self._kill()
+            self._kill_session()
         await self._watch
 
     async def _keep_running(self) -> None:
@@ -156,22 +156,28 @@ class Child:
         if self._stop.is_set():
             self._signal(signal.SIGTERM)
         assert self._process.stdout is not None
-        async for line in _lines(self._process.stdout):
+        reader = asyncio.create_task(self._read(self._process.stdout))
+        await _ended(self._process.pid)
+        self._kill_session()  # what it started and left behind keeps its output open, and its ports
+        await reader
+        return await self._process.wait()
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        async for line in _lines(stream):
             if percent_of(line) is None:
                 self._last_lines.append(line)
             self._events.line(self.plan.name, line)
-        return await self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def _kill(self) -> None:
-        """End the process and those that it started: they are in its session."""
-        if self.pid is not None:
+    def _kill_session(self) -> None:
+        """End the process and those that it started, which are in its session, whether or not it is still there."""
+        if self._process is not None:
             with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _last_words(self) -> str:
         last = self._last_lines[-1] if self._last_lines else "it wrote nothing"
@@ -189,6 +195,21 @@ def engine_command(plan: EnginePlan, parent_pid: int) -> list[str]:
 def describe(status: int) -> str:
     """An exit status as people say it: `exit status 1`, `killed by SIGKILL`."""
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+async def _ended(pid: int) -> None:
+    """Until a process has ended. `Process.wait` also waits for whoever else has its output."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:

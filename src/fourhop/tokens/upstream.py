@@ -1,0 +1,42 @@
+"""`Upstream`: where a frontend's tokens come from, whatever speaks there: a router, an engine, a vLLM of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fourhop.tokens.client import RemoteTokenServer
+from fourhop.tokens.completions import COMPLETIONS
+from fourhop.tokens.connection import Session, Timeouts
+from fourhop.tokens.continued import Continued
+from fourhop.tokens.server import TokenServer
+from fourhop.tokens.vllm import VLLMTokenServer
+from fourhop.wire.errors import PeerRefused
+from fourhop.wire.generate import GenerateChunk, GenerateRequest
+
+ABSENT = ((403, "PermissionDeniedError"), (404, "UpstreamError"))
+"""What a vLLM without the token endpoint answers there: one that has it switched off, and one that is older."""
+
+
+class Upstream:
+    """A TokenServer over HTTP that finds out with the first request whether there is a token endpoint."""
+
+    def __init__(self, url: str, session: Session, *, timeouts: Timeouts, api_key: str | None = None) -> None:
+        self._server: TokenServer = RemoteTokenServer(url, session, timeouts=timeouts, api_key=api_key)
+        self._plain: TokenServer = Continued(
+            VLLMTokenServer(url, session, timeouts=timeouts, api_key=api_key, dialect=COMPLETIONS)
+        )
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+        try:
+            async with aclosing(self._server.generate(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            return
+        except PeerRefused as error:
+            if (error.status, error.type) not in ABSENT:
+                raise
+        self._server = self._plain
+        async with aclosing(self._server.generate(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
