@@ -22,7 +22,7 @@ from fourhop.engine.config import EngineConfig
 from fourhop.flags import UsageError, with_flags
 from fourhop.frontend.config import FrontendConfig
 from fourhop.kv.config import KVTransferConfig
-from fourhop.router.config import RouterConfig
+from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.service import ProcessesConfig, ServerConfig, logs
 from fourhop.service.logs import LogLevel
 from fourhop.up.plan import UpConfig
@@ -75,6 +75,7 @@ def up(
     /,
     *,
     up: UpConfig,
+    goodput: GoodputConfig,
     frontend: FrontendConfig,
     engine: EngineConfig,
     server: ServerConfig,
@@ -92,7 +93,7 @@ def up(
 
     with service.bind(server) as listener:
         found = checkpoint.find(model)
-        service.run(run_up(found, up, server, frontend, engine, log.log_level, listener))
+        service.run(run_up(found, up, goodput, server, frontend, engine, log.log_level, listener))
 
 
 @command
@@ -144,7 +145,7 @@ def frontend(
 
 
 @command
-def router(*, router: RouterConfig, server: ServerConfig, log: LogConfig) -> None:
+def router(*, router: RouterConfig, goodput: GoodputConfig, server: ServerConfig, log: LogConfig) -> None:
     """Run the router: it splits each request over a prefill and a decode engine.
 
     Example: `fourhop router --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200 --port 8001`
@@ -152,7 +153,7 @@ def router(*, router: RouterConfig, server: ServerConfig, log: LogConfig) -> Non
     from fourhop.router.app import create
 
     logs.configure(log.log_level)
-    service.run(service.serve(create(router, server), server))
+    service.run(service.serve(create(router, goodput, server), server))
 
 
 @command

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from contracts.token_server import until
 from fakes.stub_engine import StubEngine
 from fourhop.router.app import Dial, Router
-from fourhop.router.config import RouterConfig
+from fourhop.router.config import GoodputConfig, RouterConfig
 
 
 @dataclass
@@ -63,7 +63,12 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    num_prefill: int = 1, num_decode: int = 1, *, kv_recompute_threshold: int = 16, **settings: Any
+    num_prefill: int = 1,
+    num_decode: int = 1,
+    *,
+    goodput: GoodputConfig | None = None,
+    kv_recompute_threshold: int = 16,
+    **settings: Any,
 ) -> AsyncIterator[Bench]:
     """Engines p0, p1, … and d0, d1, …, and a router that was started. Its watchers never wake up by themselves."""
     prefill = [StubEngine(f"http://p{index}", role="prefill") for index in range(num_prefill)]
@@ -83,6 +88,7 @@ async def bench(
     clock, registry = Clock(), CollectorRegistry()
     router = Router(
         RouterConfig(urls[0], urls[1], kv_recompute_threshold=kv_recompute_threshold, **settings),
+        goodput or GoodputConfig(),
         registry=registry,
         dial=dial,
         clock=clock,

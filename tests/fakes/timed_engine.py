@@ -21,7 +21,7 @@ from fourhop.engine.blocks import BlockPool
 from fourhop.engine.scheduler import Limits, Load, Scheduler, Work
 from fourhop.engine.sequence import Phase, Sequence
 from fourhop.router.app import Dial, Router
-from fourhop.router.config import RouterConfig
+from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, PromptTokensDetails, Usage
 from fourhop.wire.moments import Moment, Timeline
 from fourhop.wire.ticket import FirstToken, HoldRequest, KVTicket, hash_tokens, parse_transfer_params
@@ -319,11 +319,18 @@ async def timed_fleet(
         yield lambda url: (engines[url], engines[url])
 
     sides = [tuple(name for name, role in names if role == side) for side in ("prefill", "decode")]
-    config = RouterConfig(sides[0], sides[1], probe_interval_s=1e6, idle_timeout_s=1e6, **settings)
+    config = RouterConfig(sides[0], sides[1], probe_interval_s=1e6, idle_timeout_s=1e6)
     registry = CollectorRegistry()
     loop = asyncio.get_running_loop()
     router = Router(
-        config, registry=registry, dial=dial, clock=loop.time, wall_clock=loop.time, draw_seed=lambda: 4, router_id="t"
+        config,
+        GoodputConfig(**settings),
+        registry=registry,
+        dial=dial,
+        clock=loop.time,
+        wall_clock=loop.time,
+        draw_seed=lambda: 4,
+        router_id="t",
     )
     runs = [asyncio.create_task(one.run()) for one in engines.values()]
     try:

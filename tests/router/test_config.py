@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fourhop.router.config import RouterConfig
+from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.wire.errors import StartError
 
 
@@ -21,6 +21,15 @@ from fourhop.wire.errors import StartError
 def test_bad_settings(settings: dict[str, object], message: str) -> None:
     with pytest.raises(StartError, match=message):
         RouterConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"ttft_ms": -1.0}, "ttft_ms"), ({"itl_ms": float("inf")}, "itl_ms"), ({"max_queued": -1}, "max_queued")],
+)
+def test_bad_targets(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(StartError, match=message):
+        GoodputConfig(**settings)  # type: ignore[arg-type]
 
 
 def test_the_upstream_key_is_not_printed() -> None:

@@ -18,7 +18,7 @@ from fakes.fleet import bench
 from fakes.serving import serving
 from fakes.stub_engine import StubEngine
 from fourhop.router.app import Router
-from fourhop.router.config import RouterConfig
+from fourhop.router.config import GoodputConfig, PlacementMode, RouterConfig
 from fourhop.service import ServerConfig, create_app, json_response
 from fourhop.tokens.client import RemoteTokenServer
 from fourhop.tokens.connection import open_session
@@ -33,6 +33,19 @@ def test_router_keeps_the_contract(check: Check, num_prefill: int, num_decode: i
     @asynccontextmanager
     async def open_subject() -> AsyncIterator[Subject]:
         async with bench(num_prefill, num_decode) as one:
+            yield Subject(one.router, PROMPT, one.is_idle)
+
+    asyncio.run(run_check(check, open_subject))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("placement", ["auto", "local"])
+def test_router_keeps_the_contract_with_targets_and_any_placement(check: Check, placement: PlacementMode) -> None:
+    goodput = GoodputConfig(placement=placement, ttft_ms=60_000.0, itl_ms=10_000.0, max_queued=50)
+
+    @asynccontextmanager
+    async def open_subject() -> AsyncIterator[Subject]:
+        async with bench(2, 2, goodput=goodput) as one:
             yield Subject(one.router, PROMPT, one.is_idle)
 
     asyncio.run(run_check(check, open_subject))

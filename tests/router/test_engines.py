@@ -230,8 +230,11 @@ def test_one_request_is_moved_to_and_fro() -> None:
             aclosing(fleet.router.generate(ask(prompt_of(10), 300))) as stream,
         ):
             received = await first_tokens(stream, 4)
-            for target in (2, 0, 1, 2):
-                url = fleet.decode[target].url
+            workers = fleet.router.fleet.workers
+            here = next(index for index, server in enumerate(fleet.decode) if workers[server.url].in_flight)
+            for further in (2, 1, 1, 2):
+                here = (here + further) % 3
+                url = fleet.decode[here].url
                 num_heard = fleet.router.fleet.workers[url].num_heard
                 moved = await fleet.router.migration.move(MoveRequest("generate-tokens-r", url))
                 assert moved.num_migrated == 1

@@ -6,12 +6,14 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from fakes import virtual_time
 from fakes.timed_engine import Speed, TimedFleet, timed_fleet
 from fakes.virtual_time import now
+from fourhop.wire.errors import Unavailable
 from fourhop.wire.generate import GenerateRequest, SamplingParams
 
 SPEED = Speed()
@@ -64,20 +66,25 @@ async def serve(fleet: TimedFleet, number: int, num_prompt: int, num_output: int
     return Served(num_prompt, times[0] - at_s, (times[-1] - times[0]) / (num_output - 1))
 
 
-async def serve_all(placement: str, draw: Draw, rate: float, count: int, num_each: int) -> list[Served]:
+async def serve_all(placement: str, draw: Draw, rate: float, count: int, num_each: int, **targets: Any) -> list[Served]:
+    """What was served; with targets some are refused."""
     rng, at_s = random.Random(0), 0.0
-    async with timed_fleet(num_each, num_each, placement=placement) as fleet:
+    async with timed_fleet(num_each, num_each, placement=placement, **targets) as fleet:
         open_requests = []
         for number in range(count):
             at_s += rng.expovariate(rate)
             open_requests.append(asyncio.create_task(serve(fleet, number, *draw(rng), at_s)))
-        served = await asyncio.gather(*open_requests)
+        answers = await asyncio.gather(*open_requests, return_exceptions=True)
         await asyncio.sleep(1.0)
         assert all(engine.is_idle for engine in fleet.engines.values())
         for worker in fleet.router.fleet.workers.values():
             assert worker.in_flight == worker.backlog.num_streams() == 0
             assert not worker.backlog.prompts
         assert not fleet.router.ledger.owed
+    refused = [answer for answer in answers if isinstance(answer, Unavailable)]
+    served = [answer for answer in answers if isinstance(answer, Served)]
+    assert len(served) + len(refused) == count
+    assert targets or not refused
     return served
 
 
@@ -98,6 +105,18 @@ def test_its_own_choice_is_as_good_as_the_better_of_both_at_every_load(draw: Dra
 def test_it_is_so_for_several_engines_of_a_kind() -> None:
     auto, local, split = (goodput(placement, mixed, 2.4, 80, 2) for placement in ("auto", "local", "split"))
     assert auto >= max(local, split)
+
+
+def test_requests_that_wait_for_their_turn_or_are_refused_make_more_of_an_overload() -> None:
+    """Twice what the engines can take: some are refused so that others are in time."""
+    freely = serve_all("auto", mixed, 2.5, 100, 1)
+    gated = serve_all("auto", mixed, 2.5, 100, 1, ttft_ms=2500.0)
+
+    def num_in_time(served: list[Served]) -> int:
+        return sum(one.ttft_s <= 2.5 and one.tpot_s <= 2 * (SPEED.step_s + SPEED.stream_s) for one in served)
+
+    in_time, without = num_in_time(virtual_time.run(gated)), num_in_time(virtual_time.run(freely))
+    assert in_time > without
 
 
 def test_it_is_the_same_each_time() -> None:

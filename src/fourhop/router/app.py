@@ -11,15 +11,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fourhop.router.config import RouterConfig
+from fourhop.router.admission import Queue
+from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.router.conversations import Conversations
 from fourhop.router.fleet import Control, Fleet, Worker
+from fourhop.router.gate import Gate
 from fourhop.router.handover import Handover
 from fourhop.router.leases import LeaseKeeper
 from fourhop.router.ledger import Ledger
@@ -36,7 +39,7 @@ from fourhop.service.logs import event
 from fourhop.tokens.choices import merge_choices, split_choices, with_seed
 from fourhop.tokens.connection import Timeouts, open_session
 from fourhop.tokens.engine import RemoteEngine
-from fourhop.tokens.limits import Limits, check_request, resolve_max_tokens
+from fourhop.tokens.limits import Limits, check_request, check_supported, resolve_max_tokens
 from fourhop.tokens.routes import token_routes
 from fourhop.tokens.server import TokenServer
 from fourhop.wire.errors import ClientError, FourhopError
@@ -48,6 +51,8 @@ request_log = logging.getLogger("fourhop.request")
 
 HOUSEKEEPING_S = 1.0
 """Between two looks for leases to renew and requests to move; leases are several times as long."""
+
+DEFAULT_GOODPUT = GoodputConfig()
 
 Dial = Callable[[str], tuple[TokenServer, Control]]
 
@@ -96,6 +101,7 @@ class Router:
     def __init__(
         self,
         config: RouterConfig,
+        goodput: GoodputConfig = DEFAULT_GOODPUT,
         *,
         registry: CollectorRegistry,
         dial: Callable[[RouterConfig], AbstractAsyncContextManager[Dial]] = dial_http,
@@ -117,12 +123,15 @@ class Router:
         self.leases = LeaseKeeper(self.fleet, self.ledger, self.releaser, prefix=prefix, wall_clock=wall_clock)
         self.fleet.on_up = self.leases.reconcile
         self.metrics = RouterMetrics(registry)
-        registry.register(StateCollector(self.fleet, self.ledger, self.leases, wall_clock))
+        self.queue = Queue(goodput.max_queued)
+        registry.register(StateCollector(self.fleet, self.ledger, self.leases, self.queue, wall_clock))
         self.migration = Migration(self.fleet, self._runs)
         handover = Handover(self.fleet, self.ledger, self.releaser, self.metrics, wall_clock)
         conversations = Conversations(config, self.fleet, self.ledger, self.releaser, self.metrics, wall_clock, new_id)
         progress = Progress(self.fleet.costs, self.fleet.arrivals, conversations, clock)
-        placer = Placer(config, self.fleet, progress, clock)
+        placer = Placer(goodput, self.fleet, progress, clock)
+        self._gate = Gate(goodput, self.fleet, placer, self.queue, self.metrics, clock, config.first_chunk_timeout_s)
+        progress.changed = self._gate.changed
         self._split = Split(
             self.fleet, handover, conversations, placer, progress, self.metrics, config.max_retries, clock, new_id
         )
@@ -164,6 +173,7 @@ class Router:
             self.releaser.retry_leaks()
             await self.leases.renew()
             await self.migration.go_on()
+            self._gate.changed()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -178,12 +188,14 @@ class Router:
         record = Record(request, Timeline(self._clock()))
         self._records.add(record)
         try:
-            record.runs = self._admit(request, record.timeline.at_s[Moment.RECEIVED])
+            record.runs = self._runs_of(request, record.timeline.at_s[Moment.RECEIVED])
             looks_at_prompt = request.sampling_params.prompt_logprobs is not None
-            streams = [self._split.generate(run) for run in record.runs]
-            async with aclosing(merge_choices(streams, prompt_first=looks_at_prompt)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            async with self._gate.entered(record.runs[0]) as placed:
+                self._let_in(record, placed)
+                streams = [self._split.generate(run) for run in record.runs]
+                async with aclosing(merge_choices(streams, prompt_first=looks_at_prompt)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
             record.outcome = "finished"
         except FourhopError as error:
             record.fail(error)
@@ -192,21 +204,22 @@ class Router:
             self._records.discard(record)
             self._report(record)
 
-    def _admit(self, request: GenerateRequest, received_s: float) -> list[Run]:
+    def _let_in(self, record: Record, placed: Callable[[], None]) -> None:
+        now_s = self._clock()
+        for run in record.runs:
+            run.timeline.mark(Moment.ADMITTED, now_s)
+            run.on_placed = placed
+
+    def _runs_of(self, request: GenerateRequest, received_s: float) -> list[Run]:
         """The runs of a request, one for each choice, checked, and resolved so that every leg sees the same."""
         if request.kv_transfer_params is not None:
             raise ClientError("kv_transfer_params: transfers are the router's own affair", param="kv_transfer_params")
         limits = self._limits()
-        check_request(request, limits)
+        check_supported(request, routes=True)
+        check_request(msgspec.structs.replace(request, priority=0, targets=None), limits)
         if limits.max_model_len is not None:
             request = resolve_max_tokens(request, limits.max_model_len)
-        now_s = self._clock()
-        runs = []
-        for choice in split_choices(with_seed(request, self._draw_seed)):
-            timeline = Timeline(received_s)
-            timeline.mark(Moment.ADMITTED, now_s)
-            runs.append(Run(choice, timeline))
-        return runs
+        return [Run(choice, Timeline(received_s)) for choice in split_choices(with_seed(request, self._draw_seed))]
 
     def _limits(self) -> Limits:
         """What every engine of the fleet can take, as far as they have said."""
@@ -276,10 +289,10 @@ def _joined(values: Iterable[str | None]) -> str | None:
     return ",".join(dict.fromkeys(value for value in values if value is not None)) or None
 
 
-def create(config: RouterConfig, server: ServerConfig) -> Starlette:
+def create(config: RouterConfig, goodput: GoodputConfig, server: ServerConfig) -> Starlette:
     """The app of a router process."""
     registry = CollectorRegistry()
-    router = Router(config, registry=registry)
+    router = Router(config, goodput, registry=registry)
     return create_app(
         routes=[*router_routes(router), health_route(router)],
         config=server,
@@ -290,7 +303,7 @@ def create(config: RouterConfig, server: ServerConfig) -> Starlette:
 
 def router_routes(router: Router, models: Sequence[str] = ()) -> list[Route]:
     """What a router does for others: tokens, and the moving of requests. Its health is the process's affair."""
-    return [*token_routes(router, abort=router.abort, models=models), *migration_routes(router.migration)]
+    return [*token_routes(router, abort=router.abort, models=models, routes=True), *migration_routes(router.migration)]
 
 
 def health_route(router: Router) -> Route:

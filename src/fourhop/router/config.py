@@ -17,6 +17,33 @@ PlacementMode = Literal["split", "local", "auto"]
 
 
 @dataclass(frozen=True)
+class GoodputConfig:
+    """What the router does to keep requests in time.
+
+    Attributes:
+        placement: split: over a prefill and a decode engine. local: whole on one engine. auto: for each request
+            whichever is predicted to keep more of them in time.
+        ttft_ms: Target for the first token, in milliseconds, of requests that bring none. With a target a request waits
+            at the router until an engine has room for it, and is refused (503, Retry-After) when it cannot be in time.
+            0: none; auto takes four times what an idle engine needs.
+        itl_ms: Target for the time from one token to the next. 0: none; auto takes twice what an idle engine needs.
+        max_queued: Most requests with targets that wait at the router.
+    """
+
+    placement: PlacementMode = "split"
+    ttft_ms: float = 0.0
+    itl_ms: float = 0.0
+    max_queued: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_ms", "itl_ms"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise StartError(f"{name} must be a number of milliseconds, 0 for none")
+        if self.max_queued < 0:
+            raise StartError("max_queued must not be negative")
+
+
+@dataclass(frozen=True)
 class RouterConfig:
     """A router: its engines and its patience.
 
@@ -40,10 +67,6 @@ class RouterConfig:
         kv_recompute_threshold: Fewest tokens of a conversation that are worth a transfer from the engine that has them.
         prefix_timeout_s: Patience with an engine that is asked for the KV of a conversation's beginning.
         max_prefix_pages: Size of the index of beginnings; a page is about kv_recompute_threshold tokens.
-        placement: split: over a prefill and a decode engine. local: whole on one engine. auto: whichever is predicted
-            to keep more requests within their targets.
-        ttft_ms: Target for the first token, in milliseconds. 0: four times what an idle engine takes.
-        itl_ms: Target for the time between two tokens. 0: twice what an idle engine takes.
         upstream_api_key: Sent to every engine as a bearer token.
     """
 
@@ -64,9 +87,6 @@ class RouterConfig:
     kv_recompute_threshold: int = 64
     prefix_timeout_s: float = 0.5
     max_prefix_pages: int = 100_000
-    placement: PlacementMode = "split"
-    ttft_ms: float = 0.0
-    itl_ms: float = 0.0
     upstream_api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,9 +106,6 @@ class RouterConfig:
             raise StartError("max_retries and max_logprobs must not be negative, max_num_choices at least 1")
         if self.kv_recompute_threshold < 1 or self.max_prefix_pages < 0:
             raise StartError("kv_recompute_threshold must be at least 1, max_prefix_pages at least 0")
-        for name in ("ttft_ms", "itl_ms"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise StartError(f"{name} must be a number of milliseconds, 0 for none")
         for name in (
             "connect_timeout_s",
             "first_chunk_timeout_s",

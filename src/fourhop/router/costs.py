@@ -20,7 +20,7 @@ OVERLAP = 0.1
 
 MAX_TOGETHER = 16
 
-CACHE_SHARE = 0.2
+CACHE_SHARE = 0.4
 OUTPUT_SHARE = 0.05
 """What the newest prompt counts in the trust in an engine's cache, and the newest answer in the usual length."""
 

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from fourhop.router.admission import Queue
 from fourhop.router.fleet import Fleet
 from fourhop.router.leases import LeaseKeeper
 from fourhop.router.ledger import HoldState, Ledger
@@ -67,6 +68,13 @@ class RouterMetrics:
             "Tokens whose KV prefill engines pulled from decode engines",
             registry=registry,
         )
+        self.shed = Counter(
+            "fourhop_router_shed",
+            "Requests that were refused to keep others in time, and why",
+            ["cause"],
+            registry=registry,
+        )
+        self.queue_s = self._histogram(registry, "queue", "Time that requests with targets waited for a place")
         self.transfer_wait_s = self._histogram(
             registry, "transfer_wait", "From a decode leg being sent to its engine asking for the KV"
         )
@@ -83,9 +91,17 @@ class RouterMetrics:
 
 
 class StateCollector(Collector):
-    """What is read from the fleet, the ledger and the leases when someone asks."""
+    """What is read from the fleet, the ledger, the leases and the queue when someone asks."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, leases: LeaseKeeper, wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        leases: LeaseKeeper,
+        queue: Queue,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._queue = queue
         self._fleet = fleet
         self._ledger = ledger
         self._leases = leases
@@ -103,6 +119,7 @@ class StateCollector(Collector):
         yield up
         yield drains
         yield busy
+        yield GaugeMetricFamily("fourhop_router_queued", "Requests that wait for a place", value=len(self._queue))
         yield GaugeMetricFamily("fourhop_router_owed_holds", "Holds not ended yet", value=len(self._ledger.owed))
         yield GaugeMetricFamily(
             "fourhop_router_leaked_holds", "Holds nobody wants whose release failed", value=self._ledger.num_leaked

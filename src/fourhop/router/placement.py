@@ -6,21 +6,46 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fourhop.router.choice import Aim, Option, Prospect, aim_of, choose
-from fourhop.router.config import RouterConfig
+from fourhop.router.config import GoodputConfig
 from fourhop.router.fleet import Fleet, Worker
 from fourhop.router.policy import Placement, Reason, place, place_whole
 from fourhop.router.progress import Progress
 from fourhop.router.run import Run
+from fourhop.wire.generate import GenerateRequest, Targets
+from fourhop.wire.moments import Moment
+
+PROMPTS_AHEAD = 2
+"""Prompts that an engine is given at once where requests wait their turn: one to compute, and the next, so that it
+never idles."""
+
+LEAST_LEFT_S = 1e-3
+"""What is left of a target that is missed."""
+
+SURELY_MISSED = 0.5
+"""Expected misses with which a request had better wait."""
+
+
+def targets_of(request: GenerateRequest, config: GoodputConfig) -> Targets:
+    """A request's own targets, and the configured ones where it has none."""
+    own = request.targets
+    if own is None:
+        return Targets(ttft_ms=config.ttft_ms, itl_ms=config.itl_ms)
+    return Targets(ttft_ms=own.ttft_ms or config.ttft_ms, itl_ms=own.itl_ms or config.itl_ms)
 
 
 @dataclass(frozen=True)
 class Placer:
     """Decides for each run that has no token yet, by `--placement`."""
 
-    config: RouterConfig
+    config: GoodputConfig
     fleet: Fleet
     progress: Progress
     clock: Callable[[], float]
+
+    @property
+    def is_informed(self) -> bool:
+        """True once enough was seen to choose by what is predicted."""
+        return self.progress.common.is_known
 
     def place(self, run: Run) -> Placement | None:
         """Where a run starts; None if no engine is there."""
@@ -33,29 +58,54 @@ class Placer:
             wants_split=not run.request.output_token_ids,
             max_tokens=run.request.sampling_params.max_tokens,
         )
-        if found is None or not found.is_split or self.config.placement == "split" or not self.progress.common.is_known:
+        if found is None or not found.is_split:
             return found
-        return self._choose(run, [self.fleet.workers[one.name] for one in candidates])
+        workers = [self.fleet.workers[one.name] for one in candidates]
+        if self.config.placement == "auto" and self.is_informed:
+            return self._choose(run, workers)
+        if self.config.ttft_ms or self.config.itl_ms or run.request.targets:
+            self._reserve(run, self.fleet.workers[found.engine], workers)
+        return found
+
+    def _reserve(self, run: Run, start: Worker, workers: list[Worker]) -> None:
+        """Take a place at the decode engine with the fewest streams that can have the KV."""
+        takers = [worker for worker in workers if worker.role == "decode" and worker.exchange == start.exchange]
+        now_s = self.clock()
+        ready_at_s = now_s + start.backlog.wait_s(now_s) + start.costs.prefill.at(len(run.request.token_ids))
+        self.progress.reserve(run, min(takers, key=lambda one: (one.backlog.num_streams(), one.name)), ready_at_s)
+
+    def fits(self, run: Run) -> bool | None:
+        """Whether the run, placed now, is predicted to be in time and to make nobody late; None if nobody can tell."""
+        workers = [self.fleet.workers[one.name] for one in self.fleet.candidates(run.excluded)]
+        if {"prefill", "decode"} - {worker.role for worker in workers} or not self.is_informed:
+            return None
+        option, _ = self._weigh(run, workers, self.clock())
+        start = self.fleet.workers[option.engine]
+        return option.num_missed < SURELY_MISSED and len(start.backlog.prompts) < PROMPTS_AHEAD
 
     def _choose(self, run: Run, workers: list[Worker]) -> Placement:
         now_s = self.clock()
-        aim = self._aim(run, workers)
+        option, reason = self._weigh(run, workers, now_s)
+        self._book(run, option, now_s)
+        return Placement(option.engine, reason, option.ttft_s, option.itl_s)
+
+    def _weigh(self, run: Run, workers: list[Worker], now_s: float) -> tuple[Option, Reason]:
+        aim = self._aim(run, workers, now_s)
         sides: dict[str, list[Prospect]] = {"prefill": [], "decode": []}
         num_prefill = sum(worker.role == "prefill" for worker in workers)
         for worker in workers:
             sides[worker.role].append(self._prospect(run, worker, aim, now_s, num_prefill))
-        option, reason = choose(sides["prefill"], sides["decode"], aim)
-        self._book(run, option, now_s)
-        return Placement(option.engine, reason, option.ttft_s, option.itl_s)
+        return choose(sides["prefill"], sides["decode"], aim)
 
-    def _aim(self, run: Run, workers: list[Worker]) -> Aim:
+    def _aim(self, run: Run, workers: list[Worker], now_s: float) -> Aim:
         """The targets of the run: what is configured, or multiples of what an idle engine takes for it."""
-        common, config = self.progress.common, self.config
+        common, targets = self.progress.common, targets_of(run.request, self.config)
+        waited_s = now_s - run.timeline.at_s[Moment.RECEIVED]
         most = run.request.sampling_params.max_tokens
         num_output = common.num_output if most is None else min(most, common.num_output)
         return aim_of(
-            config.ttft_ms / 1e3,
-            config.itl_ms / 1e3,
+            max(LEAST_LEFT_S, targets.ttft_ms / 1e3 - waited_s) if targets.ttft_ms else 0.0,
+            targets.itl_ms / 1e3,
             idle_prefill_s=min(worker.costs.prefill.at(len(run.request.token_ids)) for worker in workers),
             idle_step_s=min(worker.costs.step.at(1) for worker in workers),
             num_output=num_output,

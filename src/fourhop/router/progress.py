@@ -19,15 +19,20 @@ PAUSE_SHARE = 0.005
 MOST_CREDIT = 8.0
 
 
-@dataclass(frozen=True)
+def _nothing() -> None:
+    """Nobody waits."""
+
+
+@dataclass
 class Progress:
     """Is told of every leg: sent, first token, usage, closed. `common` is what all engines cost, taken together, and
-    `arrivals` are the prompts for all of them."""
+    `arrivals` are the prompts for all of them; `changed` is called when an engine has done something."""
 
     common: EngineCosts
     arrivals: Arrivals
     conversations: Conversations
     clock: Callable[[], float]
+    changed: Callable[[], None] = _nothing
 
     def num_new_tokens(self, run: Run, worker: Worker) -> int:
         """Tokens that an engine has to compute before the first that it makes."""
@@ -60,6 +65,7 @@ class Progress:
             self._learn_handover(run, leg)
         else:
             self._learn_prefill(leg, now_s)
+        self.changed()
         leg.busy_before_s = leg.worker.costs.busy_s
 
     def ended(self, run: Run, leg: Leg, usage: Usage | None) -> None:
@@ -79,6 +85,7 @@ class Progress:
     def closed(self, leg: Leg) -> None:
         """Nothing more comes of the leg."""
         leg.worker.backlog.drop(leg, self.clock())
+        self.changed()
 
     def reserve(self, run: Run, worker: Worker, ready_at_s: float) -> None:
         """Take a place at a decode engine for a run whose KV will be there at about that time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -103,6 +103,7 @@ class Run:
     num_retries: int = 0
     reserved: Worker | None = None
     forecast: Placement | None = None
+    on_placed: Callable[[], None] | None = None
     error: FourhopError | None = None
     _details: PromptTokensDetails | None = None
     _has_begun: bool = False
@@ -125,6 +126,8 @@ class Run:
             kv_transfer_params=transfer,
             return_token_ids=None,
             model=None,
+            priority=0,
+            targets=None,
         )
 
     def deliver(

@@ -155,6 +155,8 @@ class Split:
         chunks = worker.server.generate(request)
         leg = Leg(kind, worker, request, self.clock(), Ahead(chunks) if ahead else chunks)
         self.progress.sent(run, leg)
+        if run.on_placed is not None:
+            run.on_placed()
         return leg
 
     def _take(self, run: Run, leg: Leg, chunk: GenerateChunk) -> GenerateChunk | None:

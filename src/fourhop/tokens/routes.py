@@ -28,11 +28,14 @@ Abort = Callable[[list[str]], Awaitable[None]]
 MAX_ID_CHARS = 128
 
 
-def token_routes(server: TokenServer, *, abort: Abort, models: Sequence[str] = ()) -> list[Route]:
-    """The two endpoints of `server`. With `models`, a request that names one that is not among them is answered 404."""
+def token_routes(server: TokenServer, *, abort: Abort, models: Sequence[str] = (), routes: bool = False) -> list[Route]:
+    """The two endpoints of `server`. With `models`, a request that names one that is not among them is answered 404.
+
+    One that `routes` to others keeps targets and priorities.
+    """
 
     async def generate(request: Request) -> Response:
-        body = _prepare(await read_body(request, GenerateRequest), request_id(request), models)
+        body = _prepare(await read_body(request, GenerateRequest), request_id(request), models, routes)
         if body.stream:
             timing = _Timing()
             return await stream_response(_events(server, body, timing), headers=timing.headers)
@@ -49,12 +52,12 @@ def token_routes(server: TokenServer, *, abort: Abort, models: Sequence[str] = (
     ]
 
 
-def _prepare(request: GenerateRequest, header_id: str, models: Sequence[str]) -> GenerateRequest:
+def _prepare(request: GenerateRequest, header_id: str, models: Sequence[str], routes: bool) -> GenerateRequest:
     """The request as a TokenServer takes it: with its id, transfer parameters at the top, nothing unsupported."""
     if models and request.model and request.model not in models:
         raise NotFound(f"the model `{request.model}` does not exist; this server has `{models[0]}`", param="model")
     request = _lift_transfer_params(request)
-    check_supported(request)
+    check_supported(request, routes=routes)
     named = header_id or _clean_id(request.request_id) or secrets.token_hex(16)
     return msgspec.structs.replace(request, request_id=named)
 

@@ -18,7 +18,7 @@ from fourhop.frontend import app as frontend_app
 from fourhop.frontend import load as frontend_load
 from fourhop.frontend.config import FrontendConfig
 from fourhop.router.app import Router, router_routes
-from fourhop.router.config import RouterConfig
+from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.service import ServerConfig
 from fourhop.tokens.connection import open_session
 from fourhop.tokens.worker import RemoteWorker
@@ -35,6 +35,7 @@ STOP_TIMEOUT_S = 10.0
 async def run_up(
     checkpoint: Checkpoint,
     config: UpConfig,
+    goodput: GoodputConfig,
     server: ServerConfig,
     frontend: FrontendConfig,
     engine: EngineConfig,
@@ -60,7 +61,7 @@ async def run_up(
             await children.ready()
         window = engine.max_model_len if is_vllm else await _window(plans)
         registry = CollectorRegistry()
-        router = Router(_router_config(plans, "nixl" if is_vllm else None), registry=registry)
+        router = Router(_router_config(plans, "nixl" if is_vllm else None), goodput, registry=registry)
 
         async def health() -> str | None:
             return router.health()

@@ -57,6 +57,13 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool = False
 
 
+class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a request shall keep, in milliseconds: time to the first token, and between two tokens. 0: nothing."""
+
+    ttft_ms: float = 0.0
+    itl_ms: float = 0.0
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A rendered prompt and what to do with it. Only `token_ids` and `sampling_params` are required.
 
@@ -83,6 +90,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
     grammar_start: GrammarStart | None = None
+    targets: Targets | None = None
     ec_transfer_params: dict[str, Any] | None = None
 
 
