@@ -61,6 +61,7 @@ class StockVLLM:
     refusals: list[Response] = field(default_factory=list)
     num_open: int = 0
     num_read: int = 0
+    num_refused: int = 0
     now_s: float = 1000.0
     mode: str = "pull"
     _numbers: count[int] = field(default_factory=count)
@@ -71,6 +72,7 @@ class StockVLLM:
                 Route("/health", self._health),
                 Route("/inference/v1/generate", self._generate, methods=["POST"]),
                 Route("/inference/v1/abort_requests", self._abort, methods=["POST"]),
+                Route("/v1/completions", self._complete, methods=["POST"]),
             ]
         )
 
@@ -105,12 +107,21 @@ class StockVLLM:
     async def _complete(self, request: Request) -> Response:
         """The same work, asked for and told in the words of completions."""
         flat = await request.json()
+        if flat.get("model") is not None:
+            return self._refuse(flat["kv_transfer_params"])
         assert flat["return_token_ids"] and flat["return_tokens_as_token_ids"]
         names = SamplingParams.__struct_fields__
         params = {name: flat[name] for name in names if flat.get(name) is not None}
         body = {"token_ids": flat["prompt"], "sampling_params": params}
         body |= {name: flat.get(name) for name in ("stream", "kv_transfer_params", "stream_options")}
         return await self._answer(body, request, _as_completion)
+
+    def _refuse(self, params: dict[str, Any]) -> Response:
+        """An unknown model. Whoever holds KV for the request is told."""
+        self.num_refused += 1
+        if params.get("do_remote_prefill"):
+            self.peers[params["remote_engine_id"]].held.pop(params["remote_request_id"], None)
+        return error(404, "The model does not exist.", "NotFoundError")
 
     async def _answer(self, body: dict[str, Any], request: Request, tell: Tell) -> Response:
         self.bodies.append(body)

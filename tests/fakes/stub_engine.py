@@ -138,6 +138,9 @@ class StubEngine:
             del self.holds[ticket_id]
             self._settle(ticket_id, None)
 
+    async def refuse(self, transfer: dict[str, Any]) -> None:
+        raise AssertionError("tickets are given back by name")
+
     async def leases(self) -> Leases:
         if self.control_error is not None:
             raise self.control_error

@@ -155,6 +155,7 @@ def test_a_handle_whose_lease_is_nearly_over_is_not_sent() -> None:
                 received = [await anext(chunks)]
                 one.pass_time(26.0)
                 received += [chunk async for chunk in chunks]
+            await until(lambda: not one.prefill[0].held)
             assert tokens_of(received) == output_of(PROMPT, 8)
             assert one.decode[0].bodies[0]["kv_transfer_params"] is None
             assert one.count("no_transfer_total", cause="late") == 1
@@ -243,16 +244,31 @@ def test_two_engines_that_differ_where_they_may_cost_a_prefill_not_the_request()
     run(scenario())
 
 
-def test_a_first_token_that_ends_the_request_leaves_a_hold_to_its_lease() -> None:
+@pytest.mark.parametrize("has_decode", [True, False])
+def test_what_is_held_for_a_request_that_its_first_token_ended_is_given_back(has_decode: bool) -> None:
+    """By a decode engine that refuses it; without one it ends with its lease."""
+
     async def scenario() -> None:
         async with stock_fleet() as one:
             one.prefill[0].eos_at = 0
-            chunks = await chunks_of(one.router, ask())
+            one.prefill[0].gate = asyncio.Event()
+            reader = asyncio.create_task(chunks_of(one.router, ask()))
+            await until(lambda: one.prefill[0].num_open == 1)
+            for worker in one.router.fleet.workers.values():
+                worker.down = None if worker.role == "prefill" or has_decode else "killed"
+            one.prefill[0].gate.set()
+            chunks = await reader
             assert (tokens_of(chunks), finishes_of(chunks)) == ([EOS], ["stop"])
             assert one.decode[0].bodies == []
-            assert len(one.router.ledger.owed) == 1
-            await one.end_leases()
-            assert one.router.ledger.ended == {HoldState.EXPIRED: 1}
+            if has_decode:
+                await until(lambda: not one.router.ledger.owed)
+                assert not one.prefill[0].held
+            else:
+                assert len(one.router.ledger.owed) == 1
+                await one.end_leases()
+            assert one.router.ledger.ended == {HoldState.RELEASED if has_decode else HoldState.EXPIRED: 1}
+            assert one.router.ledger.num_leaked == 0
+            assert one.decode[0].num_refused == has_decode
 
     run(scenario())
 

@@ -50,8 +50,8 @@ class Hold:
     """Blocks that one engine, in one of its lives, keeps or may keep for another.
 
     `ticket` is the newest there is, as transfer parameters. `is_taken` while an engine has it and keeps the lease alive
-    itself. `is_left` when nobody wants it any more, `is_leaked` when its engine could not be told so. With `send_by_s`
-    it only expires (`handoff.protocol.Handle`).
+    itself. `is_left` when nobody wants it any more, `is_leaked` when its engine could not be told so. For `send_by_s`
+    and `is_freed_by_refusal` see `handoff.protocol.Handle`.
     """
 
     request_id: str
@@ -62,6 +62,7 @@ class Hold:
     ticket: dict[str, Any] | None = None
     ticket_id: str | None = None
     send_by_s: float | None = None
+    is_freed_by_refusal: bool = False
     state: HoldState = HoldState.ASKED
     is_taken: bool = False
     is_left: bool = False
@@ -74,7 +75,13 @@ class Hold:
 
     @property
     def only_expires(self) -> bool:
+        """True if its engine can neither renew it nor be told of it."""
         return self.send_by_s is not None
+
+    @property
+    def can_be_released(self) -> bool:
+        """What was sent to a decode engine is that one's to give back: it may be reading."""
+        return not self.only_expires or (self.is_freed_by_refusal and not self.is_taken)
 
     def is_spent(self, now_s: float) -> bool:
         """True for a handle that works once and was sent, or is too old to be."""
@@ -109,7 +116,7 @@ class Ledger:
         hold.ticket, hold.ticket_id = handle.params, handle.handle_id
         hold.epoch = hold.epoch if handle.epoch is None else handle.epoch
         hold.expires_at_s, hold.lease_s = handle.expires_at_s, handle.expires_at_s - now_s
-        hold.send_by_s = handle.send_by_s
+        hold.send_by_s, hold.is_freed_by_refusal = handle.send_by_s, handle.is_freed_by_refusal
 
     def renew(self, hold: Hold, ticket: dict[str, Any], now_s: float) -> None:
         """The engine began a new lease, and dated the ticket anew."""

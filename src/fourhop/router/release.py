@@ -28,7 +28,7 @@ class Releaser:
         """Nobody wants this hold any more: release it if it is still owed, and can be. Returns at once."""
         if hold is not None and hold.is_owed and not hold.is_left:
             hold.is_left = True
-            if not hold.only_expires:
+            if hold.can_be_released:
                 self._spawn(hold)
 
     def retry(self, worker: Worker) -> None:
@@ -56,10 +56,26 @@ class Releaser:
 
     async def _release(self, hold: Hold) -> None:
         try:
-            await self._fleet.workers[hold.engine].control.abort(hold.ids)
+            if not await self._tell(hold):
+                return
         except FourhopError as error:
             hold.is_leaked = hold.is_owed
             log.warning("could not release %s at %s: %s", hold.ids[0], hold.engine, error.message)
         else:
             hold.is_leaked = False
             self._ledger.end(hold, HoldState.RELEASED)
+
+    async def _tell(self, hold: Hold) -> bool:
+        """Whether there was somebody to tell: the engine that holds, or one that may refuse what it holds."""
+        source = self._fleet.workers[hold.engine]
+        if not hold.only_expires:
+            await source.control.abort(hold.ids)
+            return True
+        peers = [
+            one for one in self._fleet.workers.values() if one.role == "decode" and one.exchange == source.exchange
+        ]
+        peer = next((one for one in peers if one.down is None and one is not source), None)
+        if peer is None or hold.ticket is None:
+            return False
+        await peer.control.refuse(hold.ticket)
+        return True

@@ -27,6 +27,10 @@ T = TypeVar("T")
 ID_PREFIX = "generate-tokens-"
 """What the token endpoint puts before a request's id."""
 
+NO_MODEL = "none: give the KV back"
+"""A model that no server has."""
+
+COMPLETIONS_PATH = "/v1/completions"
 ABORT_PATH = "/inference/v1/abort_requests"
 MIGRATE_PATH = "/inference/v1/migrate"
 LEASES_PATH = "/kv/leases"
@@ -65,6 +69,11 @@ class RemoteWorker:
         """Stop these requests and release what they hold; ids of requests or tickets. Unknown ids are ignored."""
         named = [ID_PREFIX + name for name in request_ids]  # as vLLM wants them; ours take them too
         await self._call("POST", ABORT_PATH, msgspec.json.encode(AbortRequest(named)))
+
+    async def refuse(self, transfer: dict[str, Any]) -> None:
+        """Have a stock vLLM refuse a request with these transfer parameters: it tells who holds the KV to free it."""
+        body = {"model": NO_MODEL, "prompt": [0], "max_tokens": 1, "kv_transfer_params": transfer}
+        await self._call("POST", COMPLETIONS_PATH, msgspec.json.encode(body), accepted=(404,))
 
     async def leases(self) -> Leases:
         """The tickets that the engine keeps blocks for."""

@@ -4,7 +4,9 @@ Facts this rests on (vLLM `nixl/pull_scheduler.py`, `push_scheduler.py`): a deco
 sent. Blocks that are null end its engine loop, other fields that are missing leave the request waiting for good, and a
 handle that was used or has expired reads blocks which are another request's by now: wrong text with a 200. So a handle
 is checked here, field by field, used once, and sent only while its lease lasts. The lease begins with the answer and is
-kept alive by the decode engine from the moment it has the request; nobody else can extend it or end it early.
+kept alive by the decode engine from the moment it has the request; nobody else can extend it. A decode engine that
+refuses a request tells the prefill engine to free its blocks (vLLM #41269, in completions), which is the way to give
+back a handle that was not sent.
 """
 
 from __future__ import annotations
@@ -86,4 +88,5 @@ class Nixl(Plain):
             epoch=None,
             expires_at_s=answer.now_s + self.lease_s,
             send_by_s=answer.now_s + self.lease_s - MARGIN_S,
+            is_freed_by_refusal=True,
         )

@@ -29,8 +29,8 @@ class Handle:
     """The right of one decode engine to one prompt's KV, once, until `expires_at_s` (Unix time).
 
     `params` are what the decode leg is sent; `epoch` is the producer's boot id, None where engines tell none. With
-    `send_by_s` the hold only expires: its engine can neither renew it nor be told to give it up, it is sent to one
-    decode engine and to none after that time.
+    `send_by_s` the hold cannot be renewed, nor its engine be told to give it up: it is sent to one decode engine and to
+    none after that time. One that was not sent is freed by a decode engine that refuses it, if `is_freed_by_refusal`.
     """
 
     params: dict[str, Any]
@@ -38,6 +38,7 @@ class Handle:
     epoch: str | None
     expires_at_s: float
     send_by_s: float | None = None
+    is_freed_by_refusal: bool = False
 
 
 @dataclass(frozen=True)
