@@ -61,5 +61,5 @@ test-vllm: install $(if $(VLLM_PYTHON),,.venv-vllm/installed)  ## stock vLLM eng
 	.venv-vllm/bin/python tests/flows/name_vllm.py
 	touch $@
 
-bench: install  ## every number in benchmarks/
-	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+bench: install  ## the benchmarks, and the README's table from them (ARGS="--only engine --runs 1")
+	$(BIN)/python benchmarks/results.py $(ARGS)

@@ -1,20 +1,22 @@
 """How near one core comes to its limits: the engine's prefill and decode against the model's matrix products alone.
 
-    python benchmarks/engine.py [MODEL]
+    python benchmarks/engine.py [MODEL] [--vllm-python PYTHON]
 
 One process, pinned to one core, one thread, float32. The limits come from the same weights in the same run: every
 matrix product of one forward pass, back to back, without anything between; and for one decoding stream the time to read
 the weights once. A round measures each row once; the table shows the best round of each, since other processes on the
-machine only ever add time. The last line is JSON.
+machine only ever add time. With `--vllm-python`, a Python that has vLLM, one stock vLLM engine on the same core does
+the same after it, in float32. The last line is JSON.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
 import random
-import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,17 +24,21 @@ from pathlib import Path
 import torch
 from torch.nn.functional import linear
 
+from fourhop.bench.launch import running
+from fourhop.bench.setups import Command, Setup
 from fourhop.checkpoint import DEFAULT_MODEL, find
 from fourhop.engine.config import EngineConfig
 from fourhop.engine.model import LoadedModel, load_model
 from fourhop.engine.open import open_engine
-from fourhop.engine.server import Engine
+from fourhop.tokens.client import RemoteTokenServer
+from fourhop.tokens.connection import Timeouts, open_session
+from fourhop.tokens.server import TokenServer
 from fourhop.wire.generate import GenerateRequest, SamplingParams
 
 NUM_ROUNDS = 5
-PREFILL_TOKENS = (128, 512, 1500)
+PREFILL_TOKENS = (128, 512, 2048)
 DECODE_STREAMS = (1, 2, 4, 8)
-DECODE_PROMPT_TOKENS = 64
+DECODE_PROMPT_TOKENS = 512
 DECODE_TOKENS = 24
 CONFIG = EngineConfig(device="cpu", dtype="float32", num_threads=1, enable_prefix_caching=False)
 
@@ -94,7 +100,24 @@ async def measure(folder: Path) -> dict[str, float]:
             if number == 1:
                 results = Results()  # the first round warms up
             measure_limits(products, results)
-            await measure_engine(engine, results, random.Random(number))
+            await measure_engine(engine, "engine", results, random.Random(number))
+    return results.best()
+
+
+async def measure_vllm(python: str, model: str) -> dict[str, float]:
+    """One stock engine behind no router of ours, the client on the other cores."""
+    flags = ("--engine", "vllm", "--vllm-python", python, "--prefill", "0", "--decode", "1", "--max-model-len", "4096")
+    command = Command(("fourhop", "up", model, *flags, "--no-enable-prefix-caching", "--port", "0"))
+    results = Results()
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_session() as session, running(Setup("vLLM", "vllm", (command,)), session, Path(folder)) as site:
+            (metrics_url,) = site.metrics_urls
+            patience = Timeouts(first_byte_s=600.0, idle_s=600.0)
+            server = RemoteTokenServer(metrics_url.removesuffix("/metrics"), session, timeouts=patience)
+            for number in range(NUM_ROUNDS + 1):
+                if number == 1:
+                    results = Results()
+                await measure_engine(server, "vllm", results, random.Random(number))
     return results.best()
 
 
@@ -107,14 +130,14 @@ def measure_limits(products: Products, results: Results) -> None:
         results.note(f"decode_{num_streams}_limit", num_streams, products.time_s(num_streams, num_streams))
 
 
-async def measure_engine(engine: Engine, results: Results, source: random.Random) -> None:
+async def measure_engine(engine: TokenServer, name: str, results: Results, source: random.Random) -> None:
     for num_tokens in PREFILL_TOKENS:
-        results.note(f"prefill_{num_tokens}_engine", num_tokens, await prefill_s(engine, num_tokens, source))
+        results.note(f"prefill_{num_tokens}_{name}", num_tokens, await prefill_s(engine, num_tokens, source))
     for num_streams in DECODE_STREAMS:
-        results.note(f"decode_{num_streams}_engine", *await decode(engine, num_streams, source))
+        results.note(f"decode_{num_streams}_{name}", *await decode(engine, num_streams, source))
 
 
-async def prefill_s(engine: Engine, num_tokens: int, source: random.Random) -> float:
+async def prefill_s(engine: TokenServer, num_tokens: int, source: random.Random) -> float:
     """Seconds from a request to its only token."""
     request = make_request(num_tokens, 1, source)
     started_s = time.perf_counter()
@@ -123,7 +146,7 @@ async def prefill_s(engine: Engine, num_tokens: int, source: random.Random) -> f
     return time.perf_counter() - started_s
 
 
-async def decode(engine: Engine, num_streams: int, source: random.Random) -> tuple[int, float]:
+async def decode(engine: TokenServer, num_streams: int, source: random.Random) -> tuple[int, float]:
     """Tokens, and seconds they took, from when every stream has its first token until the last one ends."""
     arrivals: list[list[float]] = [[] for _ in range(num_streams)]
 
@@ -139,32 +162,48 @@ async def decode(engine: Engine, num_streams: int, source: random.Random) -> tup
 
 def make_request(num_prompt: int, max_tokens: int, source: random.Random) -> GenerateRequest:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    return GenerateRequest(
-        token_ids=[source.randrange(1000, 40_000) for _ in range(num_prompt)], sampling_params=params
-    )
+    prompt = [source.randrange(1000, 40_000) for _ in range(num_prompt)]
+    return GenerateRequest(token_ids=prompt, sampling_params=params, stream=True)
 
 
 def print_table(rates: dict[str, float], weight_bytes: int) -> None:
     print(f"weights {weight_bytes / 1e6:.0f} MB, read at {rates['read_weights_once'] * weight_bytes / 1e9:.1f} GB/s")
-    print(f"{'tokens/s':<14}{'limit':>10}{'engine':>10}{'ratio':>8}")
+    print(f"{'tokens/s':<14}{'limit':>10}{'engine':>10}{'/ limit':>9}{'vLLM':>10}{'/ vLLM':>9}")
     for name in [row.removesuffix("_limit") for row in rates if row.endswith("_limit")]:
-        limit, engine = rates[f"{name}_limit"], rates[f"{name}_engine"]
-        print(f"{name:<14}{limit:>10.1f}{engine:>10.1f}{engine / limit:>8.2f}")
+        limit, engine, vllm = rates[f"{name}_limit"], rates[f"{name}_engine"], rates.get(f"{name}_vllm")
+        beside = "" if vllm is None else f"{vllm:>10.1f}{engine / vllm:>9.2f}"
+        print(f"{name:<14}{limit:>10.1f}{engine:>10.1f}{engine / limit:>9.2f}{beside}")
 
 
-def pin() -> None:
-    """To the last core that this process may use: the first ones serve interrupts."""
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+def ratios_of(rates: dict[str, float]) -> dict[str, float]:
+    """The figures that this project promises, by name."""
+    ratios = {
+        "prefill_over_matmul": rates["prefill_512_engine"] / rates["prefill_512_limit"],
+        "decode_over_bandwidth": rates["decode_1_engine"] / rates["read_weights_once"],
+        "batch8_over_1": rates["decode_8_engine"] / rates["decode_1_engine"],
+    }
+    for name in ("prefill_512", "prefill_2048", "decode_1", "decode_8"):
+        if (vllm := rates.get(f"{name}_vllm")) is not None:
+            ratios[f"{name}_over_vllm"] = rates[f"{name}_engine"] / vllm
+    return ratios
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One engine on one core.")
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    parser.add_argument("--vllm-python", help="a Python with vLLM, for its figures in the same run")
+    options = parser.parse_args()
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})  # the first ones serve interrupts
     torch.set_num_threads(1)
-
-
-def main(arguments: list[str]) -> None:
-    pin()
-    folder = find(arguments[0] if arguments else DEFAULT_MODEL).folder
+    folder = find(options.model).folder
     rates = asyncio.run(measure(folder))
+    if options.vllm_python:
+        os.sched_setaffinity(0, cores)
+        rates |= asyncio.run(measure_vllm(options.vllm_python, options.model))
     print_table(rates, folder.joinpath("model.safetensors").stat().st_size)
-    print(json.dumps({"benchmark": "engine", **{row: round(rate, 2) for row, rate in rates.items()}}))
+    print(json.dumps({row: round(value, 3) for row, value in {**ratios_of(rates), **rates}.items()}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
