@@ -6,9 +6,9 @@ with the number of embeddings, which may differ from the tokenizer's length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NoReturn
+from functools import cache
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 
@@ -201,10 +201,21 @@ def check_token_ids(ids: list[int], vocab_size: int | None, param: str) -> None:
     _refuse(_range_message(vocab_size), f"{param}[{index}]")
 
 
-def _in_range(ids: Iterable[int], vocab_size: int | None) -> bool:
-    """True if all are ids. `min` and `max` run in C: a prompt of 100,000 tokens costs a millisecond."""
-    ids = list(ids)
-    return not ids or (min(ids) >= 0 and max(ids) < (2**31 if vocab_size is None else vocab_size))
+def _in_range(ids: list[int], vocab_size: int | None) -> bool:
+    """True if all are ids. Looked at in C: a prompt of 100,000 tokens costs a millisecond."""
+    if not ids:
+        return True
+    try:
+        msgspec.convert(ids, _ids_below(2**31 if vocab_size is None else vocab_size))
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+@cache
+def _ids_below(bound: int) -> Any:
+    """The type of a list of such ids."""
+    return list[Annotated[int, msgspec.Meta(ge=0, lt=bound)]]
 
 
 def _range_message(vocab_size: int | None) -> str:
