@@ -1,6 +1,6 @@
 # The commands of this project. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help install up check fix test test-templates test-fuzz test-faults test-vllm bench
+.PHONY: help install up check fix test test-templates test-fuzz test-faults test-kills test-vllm bench
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -47,6 +47,9 @@ test-fuzz: install  ## thousands of drawn requests to every endpoint
 
 test-faults: install  ## thousands of seeded storms (SEEDS=10000; SEED=7 plays one again and tells what happened)
 	$(BIN)/python tests/faults/run.py $(if $(SEED),--seed $(SEED),--count $(or $(SEEDS),10000))
+
+test-kills: install  ## a fleet of processes, one of which is killed under load, 1,000 times (KILLS=50)
+	$(BIN)/python tests/faults/kills.py --count $(or $(KILLS),1000)
 
 test-vllm: install $(if $(VLLM_PYTHON),,.venv-vllm/installed)  ## stock vLLM engines, prefill and decode (VLLM_PYTHON=PATH: one that is there)
 	$(BIN)/pytest -m vllm --vllm-python $(or $(VLLM_PYTHON),$(CURDIR)/.venv-vllm/bin/python) $(ARGS)
