@@ -22,7 +22,9 @@ from fourhop.checkpoint import Checkpoint
 from fourhop.engine.config import EngineConfig
 from fourhop.frontend import app as frontend_app
 from fourhop.frontend import load as frontend_load
+from fourhop.frontend import remote as frontend_remote
 from fourhop.frontend.config import FrontendConfig
+from fourhop.frontend.remote import RemoteFrontend, TextServer
 from fourhop.kv.config import KVTransferConfig
 from fourhop.service import ServerConfig
 from fourhop.service.progress import loading
@@ -42,21 +44,26 @@ class UpstreamConfig:
 
     Attributes:
         upstream: URL of a router, an engine or a vLLM. Default: none, only text endpoints work.
-        upstream_api_key: Sent to the upstream as a bearer token.
+        render_url: URL of a vLLM or a frontend that renders and derenders in place of this one. Needs `--upstream`.
+        upstream_api_key: Sent to the upstream, and to who renders, as a bearer token.
         first_chunk_timeout_s: Patience for the upstream's first chunk, its queue included.
         idle_timeout_s: Patience between two chunks.
     """
 
     upstream: str | None = None
+    render_url: str | None = None
     upstream_api_key: str | None = field(default=None, repr=False)
     first_chunk_timeout_s: float = 120.0
     idle_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.upstream is not None:
-            parts = urlsplit(self.upstream)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"not the URL of a server: {self.upstream}")
+        for url in (self.upstream, self.render_url):
+            if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+                raise ValueError(f"not the URL of a server: {url}")
+        if self.render_url is not None and self.upstream is None:
+            raise ValueError(
+                "--render-url needs --upstream: a frontend without text and without tokens has nothing to do"
+            )
         self.timeouts()
 
     def timeouts(self) -> Timeouts:
@@ -108,8 +115,8 @@ async def run_frontend(
     started: Callable[[], None] | None = None,
 ) -> None:
     """A frontend alone; its token server, if it has one, is at the other end of a connection."""
-    found = checkpoint.find(model, weights=False)
     if upstream.upstream is None:
+        found = checkpoint.find(model, weights=False)
         app = frontend_app.create(config, found, server)
         await service.serve(app, server, listener=listener, started=started)
         return
@@ -117,7 +124,12 @@ async def run_frontend(
         key = upstream.upstream_api_key
         tokens = Upstream(upstream.upstream, session, timeouts=upstream.timeouts(), api_key=key)
         worker = RemoteWorker(upstream.upstream, session, api_key=key)
-        app = frontend_app.create(config, found, server, tokens, health=partial(_illness, worker))
+        if upstream.render_url is not None:
+            text = TextServer(upstream.render_url, session, upstream.timeouts(), key)
+            app = frontend_remote.create(RemoteFrontend(text, tokens), server, partial(_illness, worker))
+        else:
+            found = checkpoint.find(model, weights=False)
+            app = frontend_app.create(config, found, server, tokens, health=partial(_illness, worker))
         await service.serve(app, server, listener=listener, started=started)
 
 
