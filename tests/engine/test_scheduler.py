@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from fourhop.engine.blocks import BlockPool
 from fourhop.engine.scheduler import Limits, Scheduler, Step
 from fourhop.engine.sequence import Finish, Phase, Sequence
 from fourhop.wire.generate import SamplingParams
+from fourhop.wire.logprobs import PromptLogprob
 from fourhop.wire.ticket import KVTicket, hash_tokens
 
 EOS = 7
@@ -301,3 +304,44 @@ def test_an_illegal_step_names_both_phases() -> None:
     sequence = make_sequence(0, [1])
     with pytest.raises(RuntimeError, match="from waiting to closing"):
         sequence.enter(Phase.CLOSING)
+
+
+@settings(max_examples=60)
+@given(
+    asked=st.lists(st.tuples(st.lists(st.integers(10, 12), min_size=1, max_size=30), st.booleans()), min_size=1),
+    num_blocks=st.integers(9, 24),
+    budget=st.integers(1, 16),
+    max_rows=st.integers(1, 9),
+)
+def test_prompts_that_are_looked_at_are_computed_whole_and_in_steps_of_bounded_logits(
+    asked: list[tuple[list[int], bool]], num_blocks: int, budget: int, max_rows: int
+) -> None:
+    """Beside others with the same beginnings, with preemption: every token's entry is there with the first token."""
+    limits = replace(make_scheduler(num_blocks=num_blocks, budget=budget).limits, max_prompt_logits=max_rows)
+    scheduler = Scheduler(BlockPool(num_blocks), limits)
+    sequences = []
+    for seq_id, (prompt, looks) in enumerate(asked):
+        sequence = make_sequence(seq_id, prompt)
+        sequence.params = SamplingParams(prompt_logprobs=0 if looks else None)
+        sequences.append(sequence)
+        scheduler.add(sequence)
+    told: dict[int, object] = {}
+    for _ in range(3000):
+        if not scheduler.has_work:
+            break
+        step = scheduler.schedule()
+        assert sum(item.num_prompt_logits for item in step.work) <= max_rows
+        for item in step.work:
+            following = item.sequence.token_ids[item.start + 1 : item.start + 1 + item.num_prompt_logits]
+            if item.num_prompt_logits:
+                item.sequence.note_prompt_logprobs(item.start, [{token: PromptLogprob(0.0)} for token in following])
+        tokens = {item.sequence.seq_id: next_token(item.sequence.token_ids) for item in step.work if item.samples}
+        for sequence, _ in scheduler.advance(step.work, tokens):
+            taken = sequence.take_prompt_logprobs()
+            assert sequence.seq_id not in told or taken is None
+            told.setdefault(sequence.seq_id, taken)
+        scheduler.pool.check()
+    for sequence, (prompt, looks) in zip(sequences, asked, strict=True):
+        expected = [None, *({token: PromptLogprob(0.0)} for token in prompt[1:])] if looks else None
+        assert told[sequence.seq_id] == expected
+        assert not looks or sequence.num_cached == 0
