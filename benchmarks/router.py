@@ -24,26 +24,36 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import uvloop
+from prometheus_client import CollectorRegistry
 
+from fourhop.router.app import Router
+from fourhop.router.config import GoodputConfig, RouterConfig
+from fourhop.router.fleet import Worker
+from fourhop.router.policy import EngineRole
+from fourhop.router.prefixes import Holder, pages_of
+from fourhop.router.run import Run
 from fourhop.tokens.dialect import GENERATE_PATH
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, SamplingParams, StreamOptions, Usage
+from fourhop.wire.moments import Timeline
 from fourhop.wire.sse import DONE_EVENT, encode_event
 from fourhop.wire.ticket import FirstToken, KVTicket, hash_tokens
-from fourhop.wire.worker import Leases, WorkerInfo
+from fourhop.wire.worker import Leases, PrefixRequest, WorkerInfo
 
 NUM_PROMPT = 512
 NUM_OUTPUT = 16
 CONCURRENCY = 32
 PROMPT = list(range(1000, 1000 + NUM_PROMPT))
 READY_S = 30.0
+NUM_WORKERS = 1000
+NUM_PAGES = 1_000_000
 END = b"0\r\n\r\n"
 TOKENS = re.compile(rb'"token_ids":\[([0-9,]+)\]')
 
@@ -257,6 +267,77 @@ class Load:
         return count / (time.perf_counter() - started_s)
 
 
+# Placement alone.
+
+
+class Silent:
+    """An engine that nobody asks: placement needs its name only."""
+
+    engine_id = ""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+        raise NotImplementedError
+
+    async def check(self) -> WorkerInfo | None: ...
+
+    async def abort(self, request_ids: list[str]) -> None: ...
+
+    async def leases(self) -> Leases:
+        raise NotImplementedError
+
+    async def renew(self, ticket_ids: list[str]) -> list[KVTicket]:
+        return []
+
+    async def hold_prefix(self, request: PrefixRequest) -> dict[str, Any] | None: ...
+
+    async def migrate(self, request_ids: list[str]) -> int:
+        return 0
+
+    def cut(self) -> None: ...
+
+    async def refuse(self, transfer: dict[str, Any]) -> None: ...
+
+
+def large_fleet(num_workers: int) -> list[Worker]:
+    """Half of them for each role, with different loads."""
+    silent, info = Silent(), msgspec.json.decode(worker_info("large"), type=WorkerInfo)
+    workers = []
+    for number in range(num_workers):
+        role: EngineRole = "prefill" if number % 2 else "decode"
+        workers.append(Worker(f"http://e{number}", role, silent, silent, info=info, down=None))
+        workers[-1].in_flight = number * 7 % 13
+    return workers
+
+
+def placement_us(num_workers: int, num_pages: int, num_placements: int = 2000) -> float:
+    """Microseconds to place one request by what is predicted, its prompt's beginning looked up; the median."""
+    config = RouterConfig(("http://p",), ("http://d",), max_prefix_pages=num_pages)
+    router = Router(config, GoodputConfig(placement="auto"), registry=CollectorRegistry())
+    router.fleet.adopt(large_fleet(num_workers))
+    for number in range(50):
+        router.fleet.costs.prefill.learn(100 * number, 0.0002 * number)
+        router.fleet.costs.step.learn(1 + number, 0.01 + 0.0001 * number)
+    index, holders = router.conversations.index, [Holder(name, "1") for name in router.fleet.workers]
+    known = [[start * 1000 + token for token in range(NUM_PROMPT)] for start in range(64)]
+    for number, prompt in enumerate(known):
+        index.record(pages_of(prompt, 64, ""), holders[number % num_workers])
+    while len(index) < num_pages:
+        size = len(index)
+        index.record(range(-size * 8, -size * 8 + 8), holders[size % num_workers])
+    took_s = []
+    for number in range(num_placements):
+        params = SamplingParams(max_tokens=NUM_OUTPUT, seed=1)
+        prompt = known[number % 64] if number % 2 else PROMPT
+        request = GenerateRequest(token_ids=prompt, sampling_params=params)
+        run = Run(request, Timeline(time.monotonic()))
+        started_s = time.perf_counter()
+        placement = router.placer.place(run)
+        took_s.append(time.perf_counter() - started_s)
+        assert placement is not None
+        router.progress.unreserve(run)
+    return statistics.median(took_s) * 1e6
+
+
 # The whole.
 
 
@@ -344,6 +425,7 @@ def measure(rate: float, seconds: float) -> dict[str, float]:
                 "added_p99_ms": split_p99 - direct_p99,
                 "router_cpu_ms": router_cpu_ms,
                 "split_rps": largest,
+                "placement_us": placement_us(NUM_WORKERS, NUM_PAGES),
             }
 
         return uvloop.run(run())
@@ -355,6 +437,9 @@ def report(result: dict[str, float]) -> None:
     for row in ("direct", "split", "added"):
         print(f"{row:<12}{result[f'{row}_p50_ms']:>10.2f}{result[f'{row}_p99_ms']:>10.2f}")
     print(f"\nprocessor time of the router: {result['router_cpu_ms']:.2f} ms a request")
+    print(
+        f"placement among {NUM_WORKERS} engines and {NUM_PAGES} known pages: {result['placement_us']:.0f} µs a request"
+    )
     print(f"largest rate, {CONCURRENCY} open: {result['split_rps']:.0f} split requests a second\n")
     print(json.dumps({key: round(value, 3) for key, value in result.items()}))
 

@@ -187,7 +187,7 @@ def test_without_targets_nothing_waits_here() -> None:
             tasks = [asyncio.create_task(ask(fleet, str(n))) for n in range(9)]
             await asyncio.sleep(0.01)
             assert fleet.count("fourhop_router_queued") == 0
-            assert len(fleet.router.fleet.workers["http://p0"].backlog.prompts) == 9
+            assert fleet.router.fleet.workers["http://p0"].in_flight == 9
             await asyncio.gather(*tasks)
             await check_rest(fleet)
 

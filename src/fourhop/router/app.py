@@ -132,9 +132,11 @@ class Router:
         placer = Placer(goodput, self.fleet, progress, clock)
         self._gate = Gate(goodput, self.fleet, placer, self.queue, self.metrics, clock, config.first_chunk_timeout_s)
         progress.changed = self._gate.changed
+        progress.watches = goodput.placement == "auto"
         self._split = Split(
             self.fleet, handover, conversations, placer, progress, self.metrics, config.max_retries, clock, new_id
         )
+        self.conversations, self.progress, self.placer = conversations, progress, placer
         self._dial = dial
         self._clock = clock
         self._draw_seed = draw_seed
@@ -243,7 +245,11 @@ class Router:
 
     def health(self) -> str | None:
         """Why no request can be served, or None."""
-        return None if self.fleet.candidates() else self.fleet.unavailable().message
+        return (
+            None
+            if any(worker.is_usable for worker in self.fleet.workers.values())
+            else self.fleet.unavailable().message
+        )
 
     def _report(self, record: Record) -> None:
         """The one line that every request leaves in the log."""

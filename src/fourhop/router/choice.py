@@ -101,8 +101,8 @@ def split_over(prefill: Prospect, decode: Prospect, aim: Aim) -> Option:
     """Prefill here, decode there. Streams of the prefill engine wait for the prompt."""
     late_s = max(decode.handover_s, decode.wait_s - prefill.ttft_s)
     kept = _in_time(prefill.ttft_s, decode, 0.0, late_s, aim)
-    lost = prefill.num_paused * _lost(prefill, prefill.now_step_s, prefill.prefill_s, aim)
-    lost += decode.num_streams * _lost(decode, decode.step_s, 0.0, aim)
+    lost = _lost(prefill, prefill.num_paused, prefill.now_step_s, prefill.prefill_s, aim)
+    lost += _lost(decode, decode.num_streams, decode.step_s, 0.0, aim)
     seconds = prefill.ttft_s + late_s + _decode_s(decode, 0.0, aim) + _waited_s(prefill) + _slowed_s(decode, aim)
     return _option(prefill, decode, 1.0 - kept + lost, seconds, 0.0, aim)
 
@@ -113,7 +113,7 @@ def whole_on(engine: Prospect, aim: Aim, before_s: float = 0.0) -> Option:
     Prompts that come in the next `before_s` will be computed between its tokens.
     """
     kept = _in_time(engine.ttft_s, engine, before_s, 0.0, aim)
-    lost = engine.num_paused * _lost(engine, engine.step_s, engine.prefill_s, aim)
+    lost = _lost(engine, engine.num_paused, engine.step_s, engine.prefill_s, aim)
     seconds = engine.ttft_s + _decode_s(engine, before_s, aim) + _waited_s(engine) + _slowed_s(engine, aim)
     return _option(engine, engine, 1.0 - kept + lost, seconds, before_s, aim)
 
@@ -169,9 +169,11 @@ def _in_time(ttft_s: float, engine: Prospect, before_s: float, late_s: float, ai
     return min(1.0, left / SURE_LEFT) * _keeps(engine, engine.step_s, before_s, late_s, aim)
 
 
-def _lost(engine: Prospect, step_s: float, pause_s: float, aim: Aim) -> float:
-    """How much less likely a stream of this engine keeps its pace with such steps and one such pause."""
-    return _keeps(engine, engine.now_step_s, 0.0, 0.0, aim) - _keeps(engine, step_s, 0.0, pause_s, aim)
+def _lost(engine: Prospect, num_streams: int, step_s: float, pause_s: float, aim: Aim) -> float:
+    """How many of so many streams of this engine are to lose their pace by such steps and one such pause."""
+    if not num_streams:
+        return 0.0
+    return num_streams * (_keeps(engine, engine.now_step_s, 0.0, 0.0, aim) - _keeps(engine, step_s, 0.0, pause_s, aim))
 
 
 def _keeps(engine: Prospect, step_s: float, before_s: float, lost_s: float, aim: Aim) -> float:

@@ -150,3 +150,22 @@ class Conversations:
             run.num_page_tokens, run.pages = size, []
         if len(run.pages) < (len(run.request.token_ids) + run.num_output) // size:
             extend_pages(run.pages, run.token_ids, size, run.request.cache_salt or "")
+
+    def cached(self, run: Run) -> dict[str, int]:
+        """Tokens of the prompt's beginning that engines are known to have, by name."""
+        workers = self._fleet.workers
+        known = next((worker for worker in workers.values() if worker.info is not None), None)
+        if known is None:
+            return {}
+        self._extend(run, known)
+        most = len(run.request.token_ids) - 1
+        return {
+            holder.engine: min(num_pages * run.num_page_tokens, most)
+            for holder, num_pages in self._index.held(run.pages).items()
+            if holder.engine in workers and workers[holder.engine].epoch == holder.epoch
+        }
+
+    @property
+    def index(self) -> Prefixes:
+        """Who is known to have which beginnings."""
+        return self._index

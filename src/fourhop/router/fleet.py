@@ -15,6 +15,7 @@ from fourhop.router.costs import EngineCosts
 from fourhop.router.handoff.kinds import Name
 from fourhop.router.handoff.protocol import Endpoint
 from fourhop.router.policy import Candidate, EngineRole
+from fourhop.router.ranks import Ranks
 from fourhop.tokens.server import TokenServer
 from fourhop.wire.errors import EnginesDisagree, FourhopError, PeerTimeout, TransferError, Unavailable
 from fourhop.wire.ticket import KVTicket
@@ -112,13 +113,23 @@ class Worker:
     costs: EngineCosts = field(default_factory=EngineCosts)
     backlog: Backlog = field(default_factory=Backlog)
 
+    ranks: Ranks | None = None
+    _exchange: tuple[WorkerInfo, str | None] | None = None
+
     def begin(self) -> None:
         """A request is sent to this engine; `end` follows, whatever way it leaves."""
         self.in_flight += 1
         self.num_placed += 1
+        self.rank()
 
     def end(self) -> None:
         self.in_flight -= 1
+        self.rank()
+
+    def rank(self) -> None:
+        """Take the place among the fleet's engines that this one has by what it does."""
+        if self.ranks is not None:
+            self.ranks.put(self.name, (self.role, self.exchange), self.in_flight, self.num_placed)
 
     @property
     def epoch(self) -> str:
@@ -129,9 +140,15 @@ class Worker:
         """What another engine must have in common with this one to hand KV over."""
         if self.info is None:
             return self.handoff
-        if self.info.connector is None:
-            return None
-        return f"{self.info.connector}:{self.info.fingerprint}"
+        if self._exchange is None or self._exchange[0] is not self.info:
+            info = self.info
+            self._exchange = info, None if info.connector is None else f"{info.connector}:{info.fingerprint}"
+        return self._exchange[1]
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it gets requests."""
+        return self.down is None and not self.is_draining
 
     def as_candidate(self) -> Candidate:
         return Candidate(self.name, self.role, self.in_flight, self.num_placed, self.exchange)
@@ -154,18 +171,26 @@ class Fleet:
     num_given_up: int = 0
     costs: EngineCosts = field(default_factory=EngineCosts)
     arrivals: Arrivals = field(default_factory=Arrivals)
+    num_prefill: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
     _watchers: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self, workers: list[Worker]) -> None:
         """Look at every engine once, then watch them."""
-        self.workers = {worker.name: worker for worker in workers}
-        for worker in workers:
-            worker.last_seen_s = self.clock()
-            worker.costs = EngineCosts(self.costs)
+        self.adopt(workers)
         await asyncio.gather(*(self.look(worker) for worker in workers))
         for worker in workers:
             self._compare(worker)
         self._watchers = [asyncio.create_task(self._watch(worker), name=f"watch {worker.name}") for worker in workers]
+
+    def adopt(self, workers: list[Worker]) -> None:
+        """These are the engines from now on."""
+        self.workers = {worker.name: worker for worker in workers}
+        self.num_prefill = sum(worker.role == "prefill" for worker in workers)
+        for worker in workers:
+            worker.last_seen_s = self.clock()
+            worker.costs, worker.ranks = EngineCosts(self.costs), self.ranks
+            worker.rank()
 
     async def close(self) -> None:
         for watcher in self._watchers:
@@ -176,8 +201,17 @@ class Fleet:
         return [
             worker.as_candidate()
             for worker in self.workers.values()
-            if worker.down is None and not worker.is_draining and worker.name not in excluded
+            if worker.is_usable and worker.name not in excluded
         ]
+
+    def shortlist(self, excluded: frozenset[str], *also: str | None) -> list[Candidate]:
+        """The candidates worth looking at: of each kind the few with the least to do, and those that are named."""
+        workers = self.workers
+        names = self.ranks.least(lambda name: workers[name].is_usable and name not in excluded)
+        for name in also:
+            if name is not None and name not in names and name not in excluded and workers[name].is_usable:
+                names.append(name)
+        return [workers[name].as_candidate() for name in names]
 
     def succeeded(self, worker: Worker) -> None:
         worker.num_faults = 0
@@ -244,6 +278,7 @@ class Fleet:
         if is_new:
             log.warning("engine %s restarted", worker.name)
         worker.info = info
+        worker.rank()
         if self._compare(worker):
             return
         is_back = worker.down is not None and self.clock() >= worker.retry_at_s

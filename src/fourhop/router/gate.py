@@ -45,6 +45,7 @@ class Gate:
         if not targets.ttft_ms and not targets.itl_ms and not self.queue:
             yield _nothing
             return
+        self.placer.progress.watches = True
         waiter = self._waiter(run.request, targets)
         self._runs[waiter.number] = run
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fourhop.router.choice import Aim, Option, Prospect, aim_of, choose
@@ -50,7 +50,10 @@ class Placer:
     def place(self, run: Run) -> Placement | None:
         """Where a run starts; None if no engine is there."""
         self.progress.unreserve(run)
-        candidates = self.fleet.candidates(run.excluded)
+        chooses = self.config.placement == "auto" and self.is_informed
+        has_choice = chooses or len(self.fleet.workers) > 2
+        cached = self.progress.conversations.cached(run) if has_choice else {}
+        candidates = self.fleet.shortlist(run.excluded, *cached)
         if self.config.placement == "local":
             return place_whole(candidates, Reason.LOCAL)
         found = place(
@@ -61,8 +64,8 @@ class Placer:
         if found is None or not found.is_split:
             return found
         workers = [self.fleet.workers[one.name] for one in candidates]
-        if self.config.placement == "auto" and self.is_informed:
-            return self._choose(run, workers)
+        if chooses:
+            return self._choose(run, workers, cached)
         if self.config.ttft_ms or self.config.itl_ms or run.request.targets:
             self._reserve(run, self.fleet.workers[found.engine], workers)
         return found
@@ -76,25 +79,26 @@ class Placer:
 
     def fits(self, run: Run) -> bool | None:
         """Whether the run, placed now, is predicted to be in time and to make nobody late; None if nobody can tell."""
-        workers = [self.fleet.workers[one.name] for one in self.fleet.candidates(run.excluded)]
+        cached = self.progress.conversations.cached(run)
+        workers = [self.fleet.workers[one.name] for one in self.fleet.shortlist(run.excluded, *cached)]
         if {"prefill", "decode"} - {worker.role for worker in workers} or not self.is_informed:
             return None
-        option, _ = self._weigh(run, workers, self.clock())
+        option, _ = self._weigh(run, workers, cached, self.clock())
         start = self.fleet.workers[option.engine]
         return option.num_missed < SURELY_MISSED and len(start.backlog.prompts) < PROMPTS_AHEAD
 
-    def _choose(self, run: Run, workers: list[Worker]) -> Placement:
+    def _choose(self, run: Run, workers: list[Worker], cached: Mapping[str, int]) -> Placement:
         now_s = self.clock()
-        option, reason = self._weigh(run, workers, now_s)
+        option, reason = self._weigh(run, workers, cached, now_s)
         self._book(run, option, now_s)
         return Placement(option.engine, reason, option.ttft_s, option.itl_s)
 
-    def _weigh(self, run: Run, workers: list[Worker], now_s: float) -> tuple[Option, Reason]:
+    def _weigh(self, run: Run, workers: list[Worker], cached: Mapping[str, int], now_s: float) -> tuple[Option, Reason]:
         aim = self._aim(run, workers, now_s)
         sides: dict[str, list[Prospect]] = {"prefill": [], "decode": []}
-        num_prefill = sum(worker.role == "prefill" for worker in workers)
         for worker in workers:
-            sides[worker.role].append(self._prospect(run, worker, aim, now_s, num_prefill))
+            num_new = self.progress.num_new_tokens(run, worker, cached.get(worker.name, 0))
+            sides[worker.role].append(self._prospect(run, worker, num_new, aim, now_s))
         return choose(sides["prefill"], sides["decode"], aim)
 
     def _aim(self, run: Run, workers: list[Worker], now_s: float) -> Aim:
@@ -111,17 +115,16 @@ class Placer:
             num_output=num_output,
         )
 
-    def _prospect(self, run: Run, worker: Worker, aim: Aim, now_s: float, num_sharing: int) -> Prospect:
+    def _prospect(self, run: Run, worker: Worker, num_new: int, aim: Aim, now_s: float) -> Prospect:
         costs, backlog = worker.costs, worker.backlog
         num_prompt = len(run.request.token_ids)
-        num_new = self.progress.num_new_tokens(run, worker)
         wait_s, prefill_s = backlog.wait_s(now_s), costs.prefill.at(num_new)
         num_streams = backlog.num_streams()
         now_step_s = costs.step.at(max(1, num_streams))
         arrivals, rate = backlog.arrivals, backlog.arrivals.rate(now_s)
         if worker.role == "prefill":  # it had few of late if others took them, but what is split is to come here
             arrivals = self.progress.arrivals
-            rate = (rate + arrivals.rate(now_s) / num_sharing) / 2
+            rate = (rate + arrivals.rate(now_s) / self.fleet.num_prefill) / 2
         return Prospect(
             name=worker.name,
             exchange=worker.exchange,

@@ -115,6 +115,16 @@ class Prefixes:
                 return Match(good[0], num_pages, Relation.DIVERGED if leaves else Relation.EXTENDS)
         return NO_MATCH
 
+    def held(self, pages: Sequence[Page]) -> dict[Holder, int]:
+        """How many of these pages each holder is known to have."""
+        held: dict[Holder, int] = {}
+        for num_pages in range(len(pages), 0, -1):
+            entry = self._entries.get(pages[num_pages - 1])
+            if entry is not None:
+                for holder in entry.holders.values():
+                    held.setdefault(holder, num_pages)
+        return held
+
     def num_known(self, pages: Sequence[Page], holder: Holder) -> int:
         """How many of these pages `holder` is known to have."""
         for num_pages in range(len(pages), 0, -1):

@@ -26,25 +26,29 @@ def _nothing() -> None:
 @dataclass
 class Progress:
     """Is told of every leg: sent, first token, usage, closed. `common` is what all engines cost, taken together, and
-    `arrivals` are the prompts for all of them; `changed` is called when an engine has done something."""
+    `arrivals` are the prompts for all of them; `changed` is called when an engine has done something. It `watches` from
+    when its knowledge is first wanted.
+    """
 
     common: EngineCosts
     arrivals: Arrivals
     conversations: Conversations
     clock: Callable[[], float]
+    watches: bool = False
     changed: Callable[[], None] = _nothing
 
-    def num_new_tokens(self, run: Run, worker: Worker) -> int:
-        """Tokens that an engine has to compute before the first that it makes."""
-        known = self.conversations.num_cached(run, worker) * worker.costs.cache_trust
-        return max(1, len(run.request.token_ids) + run.num_output - int(known))
+    def num_new_tokens(self, run: Run, worker: Worker, num_cached: int) -> int:
+        """Tokens that an engine has to compute before the first that it makes, if its cache has what it is said to."""
+        return max(1, len(run.request.token_ids) + run.num_output - int(num_cached * worker.costs.cache_trust))
 
     def sent(self, run: Run, leg: Leg) -> None:
         """A leg is on its way to its engine."""
+        if not self.watches:
+            return
         backlog, costs = leg.worker.backlog, leg.worker.costs
         leg.busy_before_s, leg.is_alone = costs.busy_s, not backlog.prompts
         if leg.kind != "decode":
-            leg.num_new_tokens = self.num_new_tokens(run, leg.worker)
+            leg.num_new_tokens = self.num_new_tokens(run, leg.worker, self.conversations.num_cached(run, leg.worker))
             seconds = costs.prefill.at(leg.num_new_tokens)
             backlog.expect_prompt(leg, seconds, leg.sent_s, stays=leg.kind == "whole")
             self.arrivals.note(seconds, leg.sent_s)
@@ -54,8 +58,10 @@ class Progress:
 
     def began(self, run: Run, leg: Leg) -> None:
         """The engine made its first token of the leg."""
-        now_s, backlog = self.clock(), leg.worker.backlog
-        leg.first_s = now_s
+        leg.first_s = now_s = self.clock()
+        if not self.watches:
+            return
+        backlog = leg.worker.backlog
         if leg.kind == "prefill":
             backlog.drop(leg, now_s)
         else:
@@ -70,7 +76,7 @@ class Progress:
 
     def ended(self, run: Run, leg: Leg, usage: Usage | None) -> None:
         """The leg ended well: learn from the moments that its engine told, or else from when its tokens arrived."""
-        if leg.first_s is None or usage is None:
+        if leg.first_s is None or usage is None or not self.watches:
             return
         details = usage.prompt_tokens_details
         if leg.kind != "decode" and details is not None:
@@ -84,8 +90,9 @@ class Progress:
 
     def closed(self, leg: Leg) -> None:
         """Nothing more comes of the leg."""
-        leg.worker.backlog.drop(leg, self.clock())
-        self.changed()
+        if self.watches:
+            leg.worker.backlog.drop(leg, self.clock())
+            self.changed()
 
     def reserve(self, run: Run, worker: Worker, ready_at_s: float) -> None:
         """Take a place at a decode engine for a run whose KV will be there at about that time."""
@@ -100,6 +107,8 @@ class Progress:
     def _learn_prefill(self, leg: Leg, now_s: float) -> None:
         """How long the prompt took. An engine that tells no moments is believed only if it had nothing else to do."""
         costs, backlog, moments = leg.worker.costs, leg.worker.backlog, leg.moments
+        if not leg.num_new_tokens:
+            return  # sent before anybody watched
         if moments is None:
             if not leg.is_alone:
                 return

@@ -94,7 +94,7 @@ class Split:
         """A leg that holds its blocks; with a protocol that needs no answer the decode leg is sent with it."""
         self.handover.open(run, worker, self.new_id())
         if self.handover.names_decode(worker):
-            chosen = place_rest(self.fleet.candidates(run.excluded), worker.exchange, prefer=run.holder)
+            chosen = place_rest(self.fleet.shortlist(run.excluded, run.holder), worker.exchange, prefer=run.holder)
             run.wanted = None if chosen is None or chosen.exchange != worker.exchange else chosen.name
         decode = None if run.wanted is None else self.fleet.workers[run.wanted]
         params = self.handover.ask(run, worker, decode, prefix)
@@ -133,7 +133,7 @@ class Split:
         """Where the run goes on, and whether that engine can use its ticket."""
         source = None if run.ticket is None or run.hold is None else self.fleet.workers[run.hold.engine]
         exchange = None if source is None else source.exchange
-        candidates = self.fleet.candidates(run.excluded)
+        candidates = self.fleet.shortlist(run.excluded, run.wanted, run.holder, run.place)
         asked_for = [one for one in candidates if one.name == run.wanted]
         chosen = place_rest(asked_for or candidates, exchange, prefer=run.holder or run.place, avoid=run.leaves)
         can_pull = (
