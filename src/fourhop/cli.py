@@ -21,7 +21,7 @@ from fourhop.compose import UpstreamConfig, run_engine, run_frontend, run_serve
 from fourhop.engine.config import EngineConfig
 from fourhop.flags import UsageError, with_flags
 from fourhop.frontend.config import FrontendConfig
-from fourhop.kv.config import KVTransferConfig
+from fourhop.kv.config import KVEventsConfig, KVTransferConfig
 from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.service import ProcessesConfig, ServerConfig, logs
 from fourhop.service.logs import LogLevel
@@ -54,6 +54,14 @@ Transfer = Annotated[
     KVTransferConfig | None,
     Parameter(
         help='How KV moves between engines, vLLM\'s keys. Example: `{"kv_connector": "shm", "kv_role": "kv_producer"}`.'
+    ),
+]
+
+Events = Annotated[
+    KVEventsConfig | None,
+    Parameter(
+        help="Where to publish what the prefix cache has, vLLM's keys. Example: "
+        '`{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}`.'
     ),
 ]
 
@@ -102,6 +110,7 @@ def serve(
     /,
     *,
     kv_transfer_config: Transfer = None,
+    kv_events_config: Events = None,
     frontend: FrontendConfig,
     engine: EngineConfig,
     server: ServerConfig,
@@ -115,7 +124,7 @@ def serve(
     Example: `fourhop serve Qwen/Qwen3-0.6B --reasoning-parser qwen3 --max-model-len 4096`
     """
     logs.configure(log.log_level)
-    service.run(run_serve(model, frontend, kv_transfer_config, engine, server))
+    service.run(run_serve(model, frontend, kv_transfer_config, kv_events_config, engine, server))
 
 
 @command
@@ -163,6 +172,7 @@ def engine(
     *,
     served_model_name: Annotated[str | None, Parameter(help="Name that requests may give. Default: MODEL.")] = None,
     kv_transfer_config: Transfer = None,
+    kv_events_config: Events = None,
     engine: EngineConfig,
     server: ServerConfig,
     log: LogConfig,
@@ -172,7 +182,7 @@ def engine(
     Example: `fourhop engine --port 8100 --kv-transfer-config '{"kv_connector": "shm", "kv_role": "kv_producer"}'`
     """
     logs.configure(log.log_level)
-    service.run(run_engine(model, served_model_name, kv_transfer_config, engine, server))
+    service.run(run_engine(model, served_model_name, kv_transfer_config, kv_events_config, engine, server))
 
 
 @command

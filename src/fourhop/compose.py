@@ -25,7 +25,7 @@ from fourhop.frontend import load as frontend_load
 from fourhop.frontend import remote as frontend_remote
 from fourhop.frontend.config import FrontendConfig
 from fourhop.frontend.remote import RemoteFrontend, TextServer
-from fourhop.kv.config import KVTransferConfig
+from fourhop.kv.config import KVEventsConfig, KVTransferConfig
 from fourhop.service import ServerConfig
 from fourhop.service.progress import loading
 from fourhop.tokens.connection import Timeouts, open_session
@@ -74,6 +74,7 @@ async def run_serve(
     model: str,
     config: FrontendConfig,
     transfer: KVTransferConfig | None,
+    events: KVEventsConfig | None,
     engine_config: EngineConfig,
     server: ServerConfig,
 ) -> None:
@@ -83,7 +84,7 @@ async def run_serve(
         frontend_load.check(found, config)
         async with AsyncExitStack() as stack:
             names = config.served_model_name or (model,)
-            engine = await _open_engine(stack, engine_config, found, names[0], transfer)
+            engine = await _open_engine(stack, engine_config, found, names[0], transfer, events)
             from fourhop.engine import metrics
 
             registry = CollectorRegistry()
@@ -143,13 +144,18 @@ async def _illness(worker: RemoteWorker) -> str | None:
 
 
 async def run_engine(
-    model: str, name: str | None, transfer: KVTransferConfig | None, config: EngineConfig, server: ServerConfig
+    model: str,
+    name: str | None,
+    transfer: KVTransferConfig | None,
+    events: KVEventsConfig | None,
+    config: EngineConfig,
+    server: ServerConfig,
 ) -> None:
     """An engine alone."""
     with service.bind(server) as listener:
         found = checkpoint.find(model)
         async with AsyncExitStack() as stack:
-            engine = await _open_engine(stack, config, found, name or model, transfer)
+            engine = await _open_engine(stack, config, found, name or model, transfer, events)
             from fourhop.engine.app import create
 
             await service.serve(create(engine, server), server, listener=listener)
@@ -157,7 +163,12 @@ async def run_engine(
 
 
 async def _open_engine(
-    stack: AsyncExitStack, config: EngineConfig, found: Checkpoint, name: str, transfer: KVTransferConfig | None
+    stack: AsyncExitStack,
+    config: EngineConfig,
+    found: Checkpoint,
+    name: str,
+    transfer: KVTransferConfig | None,
+    events: KVEventsConfig | None,
 ) -> Engine:
     """An engine that lives as long as the stack, its weights loaded under a progress bar."""
     try:
@@ -166,7 +177,7 @@ async def _open_engine(
     except ModuleNotFoundError as error:
         raise StartError(f"an engine needs {error.name}: pip install 'fourhop[engine]'") from None
     with loading(found.name.rpartition("/")[2]) as progress:
-        opening = open_engine(config, found.folder, name=name, transfer=transfer, progress=progress)
+        opening = open_engine(config, found.folder, name=name, transfer=transfer, events=events, progress=progress)
         engine = await stack.enter_async_context(opening)
     # A process whose engine failed drains, answering what is open, and ends; whoever watches it starts another.
     engine.loop.on_failure = lambda: os.kill(os.getpid(), signal.SIGTERM)

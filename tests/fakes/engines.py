@@ -10,7 +10,7 @@ from fourhop.engine.assembly import Model, run_engine
 from fourhop.engine.config import EngineConfig
 from fourhop.engine.server import Engine
 from fourhop.engine.toy import ToyRunner, toy_layout
-from fourhop.kv.config import KVTransferConfig
+from fourhop.kv.config import KVEventsConfig, KVTransferConfig
 from fourhop.kv.connector import Connector, Notify
 from fourhop.kv.connectors import open_connector
 from fourhop.kv.layout import KVPool
@@ -44,6 +44,7 @@ async def toy_engine(
     num_blocks: int = 64,
     config: EngineConfig = TOY_CONFIG,
     transfer: KVTransferConfig | None = None,
+    events: KVEventsConfig | None = None,
     network: LocalNetwork | None = None,
     runner: Callable[[KVPool], ToyRunner] = ToyRunner,
     eos_token_ids: frozenset[int] = frozenset({EOS}),
@@ -55,7 +56,9 @@ async def toy_engine(
     model = Model("toy", fingerprint, VOCAB_SIZE, window, eos_token_ids)
     connect = open_connector if network is None else connect_local(network)
     try:
-        async with run_engine(config, model, runner(pool), pool, transfer=transfer, connect=connect) as engine:
+        async with run_engine(
+            config, model, runner(pool), pool, transfer=transfer, events=events, connect=connect
+        ) as engine:
             yield engine
     finally:
         pool.close()

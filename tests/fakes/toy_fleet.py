@@ -20,7 +20,7 @@ from fourhop.engine.sampled import Computed
 from fourhop.engine.scheduler import Work
 from fourhop.engine.server import Engine
 from fourhop.engine.toy import ToyRunner
-from fourhop.kv.config import ConnectorOptions, KVTransferConfig
+from fourhop.kv.config import ConnectorOptions, KVEventsConfig, KVTransferConfig
 from fourhop.router.app import Router
 from fourhop.router.config import RouterConfig
 from fourhop.service import ServerConfig
@@ -45,6 +45,7 @@ class ToyServer:
 
     config: EngineConfig = CONFIG
     transfer: KVTransferConfig = TRANSFER
+    events: KVEventsConfig | None = None
     eos_token_ids: frozenset[int] = frozenset()
     runner: type[ToyRunner] = ToyRunner
     port: int = 0
@@ -68,6 +69,7 @@ class ToyServer:
                 num_blocks=128,
                 config=self.config,
                 transfer=self.transfer,
+                events=self.events,
                 runner=self.runner,
                 eos_token_ids=self.eos_token_ids,
             )
@@ -138,13 +140,14 @@ async def toy_fleet(
     *,
     config: EngineConfig = CONFIG,
     transfer: KVTransferConfig = TRANSFER,
+    events: KVEventsConfig | None = None,
     eos_token_ids: frozenset[int] = frozenset(),
     runner: type[ToyRunner] = ToyRunner,
     kv_recompute_threshold: int = 4,
 ) -> AsyncIterator[ToyFleet]:
     """A router, started, whose engines are all up."""
     sides = [
-        [ToyServer(config, transfer, eos_token_ids, runner) for _ in range(number)]
+        [ToyServer(config, transfer, events, eos_token_ids, runner) for _ in range(number)]
         for number in (num_prefill, num_decode)
     ]
     servers = [*sides[0], *sides[1]]

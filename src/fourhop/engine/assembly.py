@@ -8,8 +8,10 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fourhop.engine.blocks import BlockPool
+from fourhop.engine.cachelog import CacheLog
 from fourhop.engine.config import EngineConfig
 from fourhop.engine.grammar import Grammars
 from fourhop.engine.jobs import Jobs
@@ -20,12 +22,16 @@ from fourhop.engine.scheduler import Limits as StepLimits
 from fourhop.engine.scheduler import Scheduler
 from fourhop.engine.server import ROLES, Engine
 from fourhop.engine.transfers import RENEW_EVERY_S, Transfers
-from fourhop.kv.config import KVTransferConfig
+from fourhop.kv.config import KVEventsConfig, KVTransferConfig
 from fourhop.kv.connector import Connector, Notify
 from fourhop.kv.connectors import open_connector
 from fourhop.kv.layout import BlockLayout, KVPool
 from fourhop.tokens.limits import Limits
+from fourhop.wire.errors import StartError
 from fourhop.wire.worker import WorkerInfo
+
+if TYPE_CHECKING:
+    from fourhop.engine.publisher import EventPublisher
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +70,7 @@ async def run_engine(
     pool: KVPool,
     *,
     transfer: KVTransferConfig | None = None,
+    events: KVEventsConfig | None = None,
     grammars: Grammars | None = None,
     connect: Callable[[KVTransferConfig, KVPool, str, Notify], Connector] = open_connector,
     surroundings: Surroundings = PROCESS,
@@ -74,7 +81,10 @@ async def run_engine(
         epoch=secrets.token_hex(8),
         fingerprint=model.fingerprint,
     )
-    scheduler = Scheduler(BlockPool(pool.layout.num_blocks), _step_limits(config, model, pool.layout))
+    publisher = _publisher(events, surroundings.wall_clock)
+    cache_log = None if publisher is None else CacheLog(pool.layout.block_size)
+    blocks = BlockPool(pool.layout.num_blocks, None if cache_log is None else cache_log.removed)
+    scheduler = Scheduler(blocks, _step_limits(config, model, pool.layout), cache_log)
     loop = surroundings.loop(runner, scheduler, Jobs(surroundings.clock))
     transfers = None
     if transfer is not None:
@@ -106,8 +116,11 @@ async def run_engine(
         num_held_blocks=0,
         num_running=0,
         num_waiting=0,
+        kv_events_endpoint="" if publisher is None else publisher.endpoint,
+        kv_replay_endpoint="" if publisher is None else publisher.replay_endpoint,
     )
     limits = Limits(model.vocab_size, model.max_model_len, config.max_num_seqs, config.max_logprobs)
+    loop.after_step = _publishing(publisher, cache_log)
     loop.start(transfers)
     log.info(
         "engine ready: engine=%s model=%s window=%d blocks=%d block_size=%d connector=%s",
@@ -126,6 +139,25 @@ async def run_engine(
         loop.stop()
         if transfers is not None:
             transfers.connector.close()
+        if publisher is not None:
+            publisher.close()
+
+
+def _publisher(events: KVEventsConfig | None, wall_clock: Callable[[], float]) -> EventPublisher | None:
+    if events is None or not events.enable_kv_cache_events:
+        return None
+    try:
+        from fourhop.engine.publisher import EventPublisher
+    except ModuleNotFoundError as error:
+        raise StartError(f"--kv-events-config needs {error.name}: pip install 'fourhop[events]'") from None
+    return EventPublisher(events, wall_clock)
+
+
+def _publishing(publisher: EventPublisher | None, cache_log: CacheLog | None) -> Callable[[], None]:
+    """What the loop does after each step."""
+    if publisher is None or cache_log is None:
+        return lambda: None
+    return lambda: publisher.publish(cache_log.take())
 
 
 def _ledger(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 
 
 def hash_block(parent: bytes, token_ids: list[int]) -> bytes:
@@ -31,8 +32,10 @@ def extend_hashes(hashes: list[bytes], token_ids: list[int], block_size: int, sa
 class BlockPool:
     """Allocates blocks, preferring neighbours: a contiguous sequence is read and copied without gathering."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_evicted: Callable[[bytes], None] | None = None) -> None:
+        """`on_evicted` is told the name of each block that cannot be found any more."""
         self.num_blocks = num_blocks
+        self._on_evicted = on_evicted
         self._references = [0] * num_blocks
         self._clean = bytearray(b"\1" * num_blocks)  # 1 where the block is clean; a run is found with bytes.find
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -77,11 +80,16 @@ class BlockPool:
             self._references[block] = 1
         return blocks
 
-    def name(self, block: int, block_hash: bytes) -> None:
-        """Say what a full, used block holds. Of two blocks with the same content the first keeps the name."""
-        if block_hash not in self._block_of and block not in self._hash_of:
-            self._block_of[block_hash] = block
-            self._hash_of[block] = block_hash
+    def name(self, block: int, block_hash: bytes) -> bool:
+        """Say what a full, used block holds; True if it can be found by that from now on.
+
+        Of two blocks with the same content the first keeps the name.
+        """
+        if block_hash in self._block_of or block in self._hash_of:
+            return False
+        self._block_of[block_hash] = block
+        self._hash_of[block] = block_hash
+        return True
 
     def release(self, blocks: list[int]) -> None:
         """Give up one use of each block. A sequence's tail is evicted before its head, so it is freed first."""
@@ -129,7 +137,10 @@ class BlockPool:
             position = self._clean.find(1, position + 1)
         while len(blocks) < count:
             block, _ = self._cached.popitem(last=False)
-            del self._block_of[self._hash_of.pop(block)]
+            evicted = self._hash_of.pop(block)
+            del self._block_of[evicted]
+            if self._on_evicted is not None:
+                self._on_evicted(evicted)
             blocks.append(block)
         return sorted(blocks)
 

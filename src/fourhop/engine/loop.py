@@ -51,6 +51,7 @@ class EngineLoop:
         self.transfers: Transfers | None = None
         self.failure: str | None = None
         self.on_failure: Callable[[], None] = lambda: None
+        self.after_step: Callable[[], None] = lambda: None
         self.last_progress_s = jobs.clock()
         self.occupancy = scheduler.occupancy()
         self._runner = runner
@@ -154,6 +155,7 @@ class EngineLoop:
         self._publish(gained, sampled)
         if self.transfers is not None:
             self.transfers.extend(work)
+        self.after_step()
         self.last_progress_s = self.jobs.clock()
         return bool(step.work or step.loads or step.preempted)
 

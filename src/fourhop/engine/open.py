@@ -17,7 +17,7 @@ from fourhop.engine.grammar import Grammars
 from fourhop.engine.model import LoadedModel, fingerprint, load_model
 from fourhop.engine.runner import Runner
 from fourhop.engine.server import Engine
-from fourhop.kv.config import KVTransferConfig
+from fourhop.kv.config import KVEventsConfig, KVTransferConfig
 from fourhop.kv.layout import BlockLayout, KVPool
 from fourhop.wire.errors import StartError
 
@@ -31,6 +31,7 @@ async def open_engine(
     *,
     name: str,
     transfer: KVTransferConfig | None = None,
+    events: KVEventsConfig | None = None,
     progress: Progress = lambda done, total: None,
 ) -> AsyncIterator[Engine]:
     """A running engine for the model in `folder`. Raises StartError when it cannot be had.
@@ -55,7 +56,9 @@ async def open_engine(
     try:
         runner = Runner(loaded, pool, device)
         grammars = Grammars(folder, loaded.vocab_size, loaded.eos_token_ids)
-        async with run_engine(config, model, runner, pool, transfer=transfer, grammars=grammars) as engine:
+        async with run_engine(
+            config, model, runner, pool, transfer=transfer, events=events, grammars=grammars
+        ) as engine:
             yield engine
     finally:
         pool.close()

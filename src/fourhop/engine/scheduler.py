@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fourhop.engine.blocks import BlockPool, extend_hashes
+from fourhop.engine.cachelog import CacheLog
 from fourhop.engine.sequence import Finish, Phase, Sequence, finish_of
 
 
@@ -96,9 +97,11 @@ class Occupancy:
 class Scheduler:
     """Owns every sequence from `add` to its end, and with the pool every block."""
 
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    def __init__(self, pool: BlockPool, limits: Limits, log: CacheLog | None = None) -> None:
+        """`log` is told which blocks can be found from now on."""
         self.pool = pool
         self.limits = limits
+        self._log = log
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.loading: dict[int, Sequence] = {}
@@ -290,9 +293,26 @@ class Scheduler:
         if not self.limits.prefix_caching:
             return
         self._hash_blocks(sequence)
+        stored = range(0)
         for index in range(sequence.num_named, sequence.num_computed // self.limits.block_size):
-            self.pool.name(sequence.blocks[index], sequence.block_hashes[index])
+            if self.pool.name(sequence.blocks[index], sequence.block_hashes[index]):
+                stored = range(stored.start if stored else index, index + 1)
+            else:
+                self._tell(sequence, stored)
+                stored = range(0)
+        self._tell(sequence, stored)
         sequence.num_named = sequence.num_computed // self.limits.block_size
+
+    def _tell(self, sequence: Sequence, stored: range) -> None:
+        """These blocks of the sequence became findable, by their numbers in it."""
+        if self._log is None or not stored or sequence.cache_salt:
+            return
+        size = self.limits.block_size
+        self._log.stored(
+            sequence.block_hashes[stored.start : stored.stop],
+            sequence.block_hashes[stored.start - 1] if stored.start else None,
+            sequence.token_ids[stored.start * size : stored.stop * size],
+        )
 
     def _end_of(self, sequence: Sequence) -> Finish | None:
         """Whether the sequence ends with the token it gained, and where its blocks go."""

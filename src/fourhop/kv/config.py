@@ -57,3 +57,19 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_parallel_size: int = 1
     kv_ip: str = ""
     kv_port: int = 0
+
+
+class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`--kv-events-config JSON`: whether and where an engine tells what its prefix cache has. vLLM's keys.
+
+    `endpoint` and `replay_endpoint` are ZMQ addresses to listen at; vLLM listens on every interface where none is
+    given, this on loopback. `buffer_steps` batches are kept for replay, `hwm` wait for a slow subscriber.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq"] = "zmq"
+    endpoint: str = "tcp://127.0.0.1:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    topic: str = ""

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fourhop.router.admission import Queue
+from fourhop.router.caches import Caches
 from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.router.conversations import Conversations
 from fourhop.router.fleet import Control, Fleet, Worker
@@ -121,13 +122,16 @@ class Router:
         self.fleet = Fleet(config, clock)
         self.releaser = Releaser(self.fleet, self.ledger)
         self.leases = LeaseKeeper(self.fleet, self.ledger, self.releaser, prefix=prefix, wall_clock=wall_clock)
-        self.fleet.on_up = self.leases.reconcile
+        self.fleet.on_up = self._meet
+        self.caches = Caches(config)
         self.metrics = RouterMetrics(registry)
         self.queue = Queue(goodput.max_queued)
         registry.register(StateCollector(self.fleet, self.ledger, self.leases, self.queue, wall_clock))
         self.migration = Migration(self.fleet, self._runs)
         handover = Handover(self.fleet, self.ledger, self.releaser, self.metrics, wall_clock)
-        conversations = Conversations(config, self.fleet, self.ledger, self.releaser, self.metrics, wall_clock, new_id)
+        conversations = Conversations(
+            config, self.fleet, self.ledger, self.releaser, self.metrics, wall_clock, new_id, self.caches
+        )
         progress = Progress(self.fleet.costs, self.fleet.arrivals, conversations, clock)
         placer = Placer(goodput, self.fleet, progress, clock)
         self._gate = Gate(goodput, self.fleet, placer, self.queue, self.metrics, clock, config.first_chunk_timeout_s)
@@ -166,8 +170,14 @@ class Router:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
         await self.fleet.close()
+        await self.caches.close()
         await self.releaser.close()
         await self._resources.aclose()
+
+    async def _meet(self, worker: Worker) -> None:
+        """An engine came up."""
+        self.caches.follow(worker)
+        await self.leases.reconcile(worker)
 
     async def _keep_house(self) -> None:
         while True:

@@ -43,6 +43,13 @@ class GoodputConfig:
             raise StartError("max_queued must not be negative")
 
 
+class EventSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an engine publishes its cache events, and where those that were missed are to be had."""
+
+    endpoint: str
+    replay_endpoint: str = ""
+
+
 @dataclass(frozen=True)
 class RouterConfig:
     """A router: its engines and its patience.
@@ -54,6 +61,8 @@ class RouterConfig:
             its tokens. Ours tell it themselves. Default: it does not, and such an engine does whole requests.
         handoff_endpoints: JSON object of URL to where that engine's connector listens, where that is not the default:
             host, bootstrap_port (mooncake), handshake_port, notify_port (moriio), init_port, alloc_port (lmcache).
+        kv_events: JSON object of URL to where a stock vLLM publishes what its prefix cache has: endpoint and
+            replay_endpoint, as ZMQ addresses. Ours tell it themselves.
         max_retries: How often one request may be given to another engine after one failed it.
         max_num_choices: Largest `n` of a request.
         max_logprobs: Most alternatives a request may ask for.
@@ -74,6 +83,7 @@ class RouterConfig:
     decode: tuple[str, ...] = ()
     handoff: Name | None = None
     handoff_endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
+    kv_events: Mapping[str, EventSource] = field(default_factory=dict)
     max_retries: int = 2
     max_num_choices: int = 64
     max_logprobs: int = 20
@@ -99,9 +109,10 @@ class RouterConfig:
         twice = sorted({url for url in urls if urls.count(url) > 1})
         if twice:
             raise StartError(f"an engine can have one role only: {twice[0]} is listed twice")
-        unknown = sorted(set(self.handoff_endpoints) - set(urls))
-        if unknown:
-            raise StartError(f"handoff_endpoints has {unknown[0]}, which is no engine of this router")
+        for name, told in (("handoff_endpoints", self.handoff_endpoints), ("kv_events", self.kv_events)):
+            unknown = sorted(set(told) - set(urls))
+            if unknown:
+                raise StartError(f"{name} has {unknown[0]}, which is no engine of this router")
         if self.max_retries < 0 or self.max_num_choices < 1 or self.max_logprobs < 0:
             raise StartError("max_retries and max_logprobs must not be negative, max_num_choices at least 1")
         if self.kv_recompute_threshold < 1 or self.max_prefix_pages < 0:

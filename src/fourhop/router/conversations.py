@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fourhop.router.caches import Caches
 from fourhop.router.config import RouterConfig
 from fourhop.router.fleet import Fleet, Worker
 from fourhop.router.handoff.fourhop import handle_of
@@ -41,7 +42,9 @@ class Conversations:
         metrics: RouterMetrics,
         wall_clock: Callable[[], float],
         new_id: Callable[[], str],
+        caches: Caches,
     ) -> None:
+        self._caches = caches
         self._config = config
         self._fleet = fleet
         self._ledger = ledger
@@ -108,12 +111,33 @@ class Conversations:
         return params, "asked"
 
     def num_cached(self, run: Run, worker: Worker) -> int:
-        """How many tokens of the prompt's beginning an engine is known to have."""
+        """How many tokens of the prompt's beginning an engine has: by its word, else by what it was sent."""
+        told = self._caches.num_cached(run, worker)
+        if told is not None:
+            return min(told, len(run.request.token_ids) - 1)
         if worker.info is None:
             return 0
         self._extend(run, worker)
         num_known = self._index.num_known(run.pages, Holder(worker.name, worker.epoch))
         return min(num_known * run.num_page_tokens, len(run.request.token_ids) - 1)
+
+    def knowing(self, run: Run, workers: Sequence[Worker]) -> list[str]:
+        """Who of these has most of the prompt's beginning, if that is worth anything."""
+        told, num_told = self._caches.holders(run, workers)
+        ours = {worker.name: worker for worker in workers if worker.info is not None}
+        num_sent, sent = 0, None
+        if ours:
+            self._extend(run, next(iter(ours.values())))
+            match = self._index.longest(run.pages, lambda holder: self._lives(holder, ours))
+            num_sent, sent = match.num_pages * run.num_page_tokens, match.holder
+        if max(num_told, num_sent) < self._config.kv_recompute_threshold:
+            return []
+        return told if num_told >= num_sent or sent is None else [sent.engine]
+
+    def _lives(self, holder: Holder, workers: Mapping[str, Worker]) -> bool:
+        """One of these, in its present life, that does not tell of its cache itself."""
+        worker = workers.get(holder.engine)
+        return worker is not None and worker.epoch == holder.epoch and not self._caches.tells(worker)
 
     def note_prefill(self, run: Run, prefill: Worker, moments: dict[str, float] | None) -> None:
         """The prompt was computed at `prefill`, with the ticket's help if it pulled."""
@@ -159,11 +183,12 @@ class Conversations:
             return {}
         self._extend(run, known)
         most = len(run.request.token_ids) - 1
+        told, num_told = self._caches.holders(run, workers.values())
         return {
             holder.engine: min(num_pages * run.num_page_tokens, most)
             for holder, num_pages in self._index.held(run.pages).items()
-            if holder.engine in workers and workers[holder.engine].epoch == holder.epoch
-        }
+            if self._lives(holder, workers)
+        } | dict.fromkeys(told, min(num_told, most))
 
     @property
     def index(self) -> Prefixes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -62,20 +62,26 @@ class Placement:
         return self.reason is Reason.SPLIT
 
 
-def least_loaded(candidates: Sequence[Candidate], prefer: str | None = None) -> Candidate | None:
+def least_loaded(candidates: Sequence[Candidate], prefer: Container[str] = ()) -> Candidate | None:
     """The one with the least to do; among equals the one that was given the least so far, then the first by name.
 
-    The one called `prefer` has something that the others lack, and is chosen unless it is much busier.
+    Those named by `prefer` have something that the others lack: one of them is chosen unless all are much busier.
     """
-    least = min(candidates, key=lambda one: (one.load, one.num_placed, one.name), default=None)
-    if prefer is None or least is None:
+    least = min(candidates, key=_business, default=None)
+    wanted = min((one for one in candidates if one.name in prefer), key=_business, default=None)
+    if least is None or wanted is None:
         return least
-    wanted = next((one for one in candidates if one.name == prefer), least)
     return wanted if wanted.load <= least.load + PREFERENCE_LOAD else least
 
 
-def place(candidates: Sequence[Candidate], *, wants_split: bool, max_tokens: int | None) -> Placement | None:
-    """Where a new request starts; None if there is nowhere.
+def _business(one: Candidate) -> tuple[int, int, str]:
+    return (one.load, one.num_placed, one.name)
+
+
+def place(
+    candidates: Sequence[Candidate], *, wants_split: bool, max_tokens: int | None, prefer: Container[str] = ()
+) -> Placement | None:
+    """Where a new request starts; None if there is nowhere. `prefer` names engines that know its beginning.
 
     It is split over a prefill and a decode engine that can exchange KV. Any engine can also do the whole of it, and
     does when the other side is missing, when no pair matches, or when one token is all that is asked for.
@@ -83,16 +89,16 @@ def place(candidates: Sequence[Candidate], *, wants_split: bool, max_tokens: int
     prefill = [one for one in candidates if one.role == "prefill"]
     decode = [one for one in candidates if one.role == "decode"]
     if not wants_split:
-        return place_whole(decode or prefill, Reason.CONTINUED)
+        return place_whole(decode or prefill, Reason.CONTINUED, prefer)
     if max_tokens == 1 and prefill:
-        return place_whole(prefill, Reason.ONE_TOKEN)
+        return place_whole(prefill, Reason.ONE_TOKEN, prefer)
     if not decode:
-        return place_whole(prefill, Reason.NO_DECODE)
+        return place_whole(prefill, Reason.NO_DECODE, prefer)
     if not prefill:
-        return place_whole(decode, Reason.NO_PREFILL)
+        return place_whole(decode, Reason.NO_PREFILL, prefer)
     exchanges = {one.exchange for one in decode if one.exchange is not None}
-    start = least_loaded([one for one in prefill if one.exchange in exchanges])
-    return place_whole(decode, Reason.NO_PAIR) if start is None else Placement(start.name, Reason.SPLIT)
+    start = least_loaded([one for one in prefill if one.exchange in exchanges], prefer)
+    return place_whole(decode, Reason.NO_PAIR, prefer) if start is None else Placement(start.name, Reason.SPLIT)
 
 
 def place_rest(
@@ -105,10 +111,10 @@ def place_rest(
     others = [one for one in candidates if one.name != avoid] or list(candidates)
     decode = [one for one in others if one.role == "decode"] or others
     pulling = [one for one in decode if exchange is not None and one.exchange == exchange]
-    return least_loaded(pulling or decode, prefer)
+    return least_loaded(pulling or decode, () if prefer is None else (prefer,))
 
 
-def place_whole(candidates: Sequence[Candidate], reason: Reason) -> Placement | None:
-    """All of a request on the engine with the least to do."""
-    start = least_loaded(candidates)
+def place_whole(candidates: Sequence[Candidate], reason: Reason, prefer: Container[str] = ()) -> Placement | None:
+    """All of a request on the engine with the least to do, or on one that knows its beginning."""
+    start = least_loaded(candidates, prefer)
     return None if start is None else Placement(start.name, reason)

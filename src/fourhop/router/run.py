@@ -77,8 +77,8 @@ class Run:
 
     `leg` is the one whose chunks are read, `ahead` the decode leg that is under way meanwhile. `has_ticket` while
     `hold` has one that was not pulled; `prefix` is a hold of the prompt's beginning at `holder`. `pages` are the hashes
-    of the tokens so far (`prefixes`), each over `num_page_tokens`. `leaves` is an engine that asked for the run to go
-    on elsewhere, `wanted` the one that it shall go to.
+    of the tokens so far (`prefixes`), each over `num_page_tokens`, `links` those of the prompt's blocks (`cacheindex`).
+    `leaves` is an engine that asked for the run to go on elsewhere, `wanted` the one that it shall go to.
     """
 
     request: GenerateRequest
@@ -97,6 +97,8 @@ class Run:
     holder: str | None = None
     pages: list[int] = field(default_factory=list)
     num_page_tokens: int = 0
+    links: list[int] = field(default_factory=list)
+    num_link_tokens: int = 0
     leaves: str | None = None
     wanted: str | None = None
     excluded: frozenset[str] = frozenset()

@@ -14,7 +14,8 @@ Role = Literal["prefill", "decode", "both"]
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's identity and load. `epoch` changes at every start; `fingerprint` decides who can share KV.
 
-    `kv_block_bytes` are those of one block in all layers.
+    `kv_block_bytes` are those of one block in all layers. `kv_events_endpoint` is where cache events are published, and
+    `kv_replay_endpoint` where those that were missed are to be had; empty where they are not.
     """
 
     engine_id: str
@@ -32,6 +33,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_held_blocks: int
     num_running: int
     num_waiting: int
+    kv_events_endpoint: str = ""
+    kv_replay_endpoint: str = ""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

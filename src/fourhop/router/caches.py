@@ -1,0 +1,77 @@
+"""What engines tell of their prefix caches, and what that says of a prompt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fourhop.router.cacheindex import CacheIndex, chain
+from fourhop.router.config import RouterConfig
+from fourhop.router.fleet import Worker
+from fourhop.router.run import Run
+
+if TYPE_CHECKING:
+    from fourhop.router.subscriber import Subscriptions
+
+log = logging.getLogger(__name__)
+
+
+class Caches:
+    """Follows the engines that publish cache events: ours say where, a vLLM's address is configured."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.index = CacheIndex()
+        self._config = config
+        self._subscriptions: Subscriptions | None = None
+
+    def follow(self, worker: Worker) -> None:
+        """The engine came up, perhaps anew."""
+        address = self._config.kv_events.get(worker.name)
+        endpoint, replay = ("", "") if address is None else (address.endpoint, address.replay_endpoint)
+        if worker.info is not None and not endpoint:
+            endpoint, replay = worker.info.kv_events_endpoint, worker.info.kv_replay_endpoint
+        if not endpoint:
+            return
+        if self._subscriptions is None:
+            try:
+                from fourhop.router.subscriber import Subscriptions
+            except ModuleNotFoundError as error:
+                log.warning("%s tells of its cache; to hear it, %s is needed: fourhop[events]", worker.name, error.name)
+                return
+            self._subscriptions = Subscriptions(self.index)
+        self._subscriptions.follow(worker.name, endpoint, replay)
+
+    def num_cached(self, run: Run, worker: Worker) -> int | None:
+        """How many tokens of the prompt's beginning an engine has; None if it does not tell, as of salted ones."""
+        if worker.name not in self.index or run.request.cache_salt:
+            return None
+        size = self.index.block_size(worker.name)
+        if size == 0:
+            return 0
+        return self.index.num_blocks(worker.name, self._links(run, size)) * size
+
+    def tells(self, worker: Worker) -> bool:
+        """True if the engine's own word is to be had."""
+        return worker.name in self.index
+
+    def holders(self, run: Run, workers: Iterable[Worker]) -> tuple[list[str], int]:
+        """Who of these has most of the prompt, and how many tokens that is."""
+        if run.request.cache_salt:
+            return [], 0
+        wanted = {worker.name for worker in workers}
+        best: tuple[list[str], int] = ([], 0)
+        for size in {self.index.block_size(name) for name in wanted if name in self.index} - {0}:
+            names, num_blocks = self.index.holders(self._links(run, size))
+            known = [name for name in names if name in wanted]
+            best = max(best, (known, num_blocks * size if known else 0), key=lambda found: found[1])
+        return best
+
+    async def close(self) -> None:
+        if self._subscriptions is not None:
+            await self._subscriptions.close()
+
+    def _links(self, run: Run, block_size: int) -> list[int]:
+        if run.num_link_tokens != block_size:
+            run.num_link_tokens, run.links = block_size, chain(run.request.token_ids, block_size)
+        return run.links
