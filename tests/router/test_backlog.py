@@ -18,7 +18,7 @@ def test_prompts_wait_for_those_before_them() -> None:
     assert backlog.wait_s(99.0) == pytest.approx(3.0)  # the first is late, the second takes its time all the same
     backlog.drop("a", 12.5)
     assert backlog.wait_s(13.5) == pytest.approx(2.0)
-    assert (backlog.num_streams(), backlog.num_paused_by(20.0)) == (1, 1)
+    assert (backlog.num_streams(), backlog.num_paused_by(20.0)) == (1, (1, 1))
     backlog.begin_stream("b", 15.5)
     assert backlog.wait_s(15.5) == 0.0
     assert backlog.num_streams() == 1
@@ -29,7 +29,10 @@ def test_a_stream_that_arrives_later_is_not_kept_waiting() -> None:
     backlog.expect_stream("soon", 11.0)
     backlog.expect_stream("late", 15.0)
     assert backlog.num_streams() == 2
-    assert backlog.num_paused_by(12.0) == 1
+    assert backlog.num_paused_by(12.0) == (1, 1)
+    backlog.mark_late("soon")
+    assert backlog.num_paused_by(12.0) == (1, 0)
+    assert backlog.num_paused_by(16.0) == (2, 1)
 
 
 @settings(max_examples=50)
@@ -54,7 +57,7 @@ def test_nothing_is_left_when_all_is_dropped(events: list[tuple[str, int]]) -> N
     for key in range(5):
         backlog.drop(key, 100.0)
     assert backlog.wait_s(100.0) == 0.0
-    assert (backlog.num_streams(), backlog.num_paused_by(200.0)) == (0, 0)
+    assert (backlog.num_streams(), backlog.num_paused_by(200.0)) == (0, (0, 0))
 
 
 def test_a_rate_falls_when_nothing_comes() -> None:

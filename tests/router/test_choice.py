@@ -17,7 +17,7 @@ AIM = Aim(ttft_s=4.0, itl_s=0.05, num_output=64)
 def engine(name: str, exchange: str = "a", **told: float) -> Prospect:
     """An engine that takes a second for the prompt and 20 ms for a step, with what is told instead."""
     one = Prospect(name, exchange, prefill_s=1.0, step_s=0.02, now_step_s=0.02, num_new_tokens=500)
-    for field, value in told.items():
+    for field, value in ({"num_kept": told.get("num_paused", 0)} | told).items():
         setattr(one, field, value)
     return one
 
@@ -113,6 +113,7 @@ prospects = st.builds(
     pause_rate=numbers,
     pause_s=numbers,
     num_paused=st.integers(0, 9),
+    num_kept=st.integers(0, 9),
     num_streams=st.integers(0, 9),
     num_new_tokens=st.integers(1, 9),
     credit=st.floats(-9, 9),

@@ -44,13 +44,14 @@ class Backlog:
     """Prompts are computed in the order in which they came. A key is in one place at a time.
 
     Prompts that are `staying` become streams of the same engine. `credit` is how many pauses its streams may still be
-    given.
+    given. Those that are `late` miss their targets anyhow.
     """
 
     prompts: dict[Hashable, float] = field(default_factory=dict)
     arriving: dict[Hashable, float] = field(default_factory=dict)
     streams: set[Hashable] = field(default_factory=set)
     staying: set[Hashable] = field(default_factory=set)
+    late: set[Hashable] = field(default_factory=set)
     arrivals: Arrivals = field(default_factory=Arrivals)
     credit: float = 0.0
     _prompts_s: float = 0.0
@@ -75,8 +76,13 @@ class Backlog:
         self.drop(key, now_s)
         self.streams.add(key)
 
+    def mark_late(self, key: Hashable) -> None:
+        """Its first token will not be in time, or was not: nothing more is lost by a pause."""
+        self.late.add(key)
+
     def drop(self, key: Hashable, now_s: float) -> None:
         """It is done here, or will not be done."""
+        self.late.discard(key)
         self.streams.discard(key)
         self.arriving.pop(key, None)
         seconds = self.prompts.pop(key, None)
@@ -96,7 +102,11 @@ class Backlog:
         """Streams that run, and such as there will be."""
         return len(self.streams) + len(self.staying) + len(self.arriving)
 
-    def num_paused_by(self, until_s: float) -> int:
-        """Streams that a prompt which is computed from now until then would keep waiting."""
-        num_soon = sum(ready_at_s < until_s for ready_at_s in self.arriving.values())
-        return len(self.streams) + len(self.staying) + num_soon
+    def num_paused_by(self, until_s: float) -> tuple[int, int]:
+        """Streams that a prompt which is computed from now until then would keep waiting; and such as are in time."""
+        soon = [key for key, ready_at_s in self.arriving.items() if ready_at_s < until_s]
+        num_paused = len(self.streams) + len(self.staying) + len(soon)
+        if not self.late:
+            return num_paused, num_paused
+        num_late = len(self.late & self.streams) + len(self.late & self.staying) + sum(key in self.late for key in soon)
+        return num_paused, num_paused - num_late

@@ -37,7 +37,7 @@ class Prospect:
 
     `wait_s` until its prompt is begun, `prefill_s` from then to its first token, `step_s` between two tokens with one
     stream more and `now_step_s` without; `pause_rate` prompts of `pause_s` come in a second; `num_paused` streams would
-    wait while its prompt is computed here, `num_streams` are here or will be.
+    wait while its prompt is computed here, `num_kept` of which are in time so far; `num_streams` are here or will be.
     `handover_s` is for KV that is brought here, `credit` how many pauses are allowed.
     """
 
@@ -51,6 +51,7 @@ class Prospect:
     pause_rate: float = 0.0
     pause_s: float = 0.0
     num_paused: int = 0
+    num_kept: int = 0
     num_streams: int = 0
     num_new_tokens: int = 0
     credit: float = 0.0
@@ -82,6 +83,7 @@ class Option:
     num_missed: float
     seconds: float
     num_paused: int = 0
+    is_late: bool = False
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -101,7 +103,7 @@ def split_over(prefill: Prospect, decode: Prospect, aim: Aim) -> Option:
     """Prefill here, decode there. Streams of the prefill engine wait for the prompt."""
     late_s = max(decode.handover_s, decode.wait_s - prefill.ttft_s)
     kept = _in_time(prefill.ttft_s, decode, 0.0, late_s, aim)
-    lost = _lost(prefill, prefill.num_paused, prefill.now_step_s, prefill.prefill_s, aim)
+    lost = _lost(prefill, prefill.num_kept, prefill.now_step_s, prefill.prefill_s, aim)
     lost += _lost(decode, decode.num_streams, decode.step_s, 0.0, aim)
     seconds = prefill.ttft_s + late_s + _decode_s(decode, 0.0, aim) + _waited_s(prefill) + _slowed_s(decode, aim)
     return _option(prefill, decode, 1.0 - kept + lost, seconds, 0.0, aim)
@@ -113,7 +115,7 @@ def whole_on(engine: Prospect, aim: Aim, before_s: float = 0.0) -> Option:
     Prompts that come in the next `before_s` will be computed between its tokens.
     """
     kept = _in_time(engine.ttft_s, engine, before_s, 0.0, aim)
-    lost = _lost(engine, engine.num_paused, engine.step_s, engine.prefill_s, aim)
+    lost = _lost(engine, engine.num_kept, engine.step_s, engine.prefill_s, aim)
     seconds = engine.ttft_s + _decode_s(engine, before_s, aim) + _waited_s(engine) + _slowed_s(engine, aim)
     return _option(engine, engine, 1.0 - kept + lost, seconds, before_s, aim)
 
@@ -129,6 +131,7 @@ def _option(start: Prospect, decode: Prospect, num_missed: float, seconds: float
         round(num_missed / LEAST_MISSED) * LEAST_MISSED,
         seconds + max(0.0, num_paused - start.credit) * start.prefill_s * EXCESS_WEIGHT,
         num_paused,
+        start.ttft_s > aim.ttft_s,
     )
 
 

@@ -133,6 +133,7 @@ class Placer:
         if worker.role == "prefill":  # it had few of late if others took them, but what is split is to come here
             arrivals = self.progress.arrivals
             rate = (rate + arrivals.rate(now_s) / self.fleet.num_prefill) / 2
+        num_paused, num_kept = backlog.num_paused_by(now_s + wait_s + prefill_s)
         return Prospect(
             name=worker.name,
             exchange=worker.exchange,
@@ -143,7 +144,8 @@ class Placer:
             now_step_s=now_step_s,
             pause_rate=rate,
             pause_s=arrivals.usual_s,
-            num_paused=backlog.num_paused_by(now_s + wait_s + prefill_s),
+            num_paused=num_paused,
+            num_kept=num_kept,
             num_streams=num_streams,
             num_new_tokens=num_new,
             credit=backlog.credit,
@@ -152,5 +154,6 @@ class Placer:
     def _book(self, run: Run, option: Option, now_s: float) -> None:
         """Take what the choice costs: the pauses, and a place at the decode engine before prefill starts."""
         self.fleet.workers[option.engine].backlog.credit -= option.num_paused
+        run.is_late = option.is_late
         if option.is_split:
             self.progress.reserve(run, self.fleet.workers[option.decode], now_s + option.ttft_s)

@@ -52,6 +52,8 @@ class Progress:
             seconds = costs.prefill.at(leg.num_new_tokens)
             backlog.expect_prompt(leg, seconds, leg.sent_s, stays=leg.kind == "whole")
             self.arrivals.note(seconds, leg.sent_s)
+            if run.is_late:
+                backlog.mark_late(leg)
         elif run.reserved is not leg.worker:
             self.unreserve(run)
             backlog.expect_stream(leg, leg.sent_s)
@@ -67,6 +69,8 @@ class Progress:
         else:
             self.unreserve(run)
             backlog.begin_stream(leg, now_s)
+            if run.is_late:
+                backlog.mark_late(leg)
         if leg.kind == "decode":
             self._learn_handover(run, leg)
         else:
@@ -98,6 +102,8 @@ class Progress:
         """Take a place at a decode engine for a run whose KV will be there at about that time."""
         run.reserved = worker
         worker.backlog.expect_stream(run, ready_at_s)
+        if run.is_late:
+            worker.backlog.mark_late(run)
 
     def unreserve(self, run: Run) -> None:
         if run.reserved is not None:

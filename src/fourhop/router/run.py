@@ -104,6 +104,7 @@ class Run:
     excluded: frozenset[str] = frozenset()
     num_retries: int = 0
     reserved: Worker | None = None
+    is_late: bool = False
     forecast: Placement | None = None
     on_placed: Callable[[], None] | None = None
     error: FourhopError | None = None
