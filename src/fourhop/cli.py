@@ -26,6 +26,7 @@ from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.service import ProcessesConfig, ServerConfig, logs
 from fourhop.service.logs import LogLevel
 from fourhop.up.plan import UpConfig
+from fourhop.why import WhyConfig, tell_why
 from fourhop.wire.errors import StartError
 
 app = App(
@@ -193,6 +194,18 @@ def fetch(model: Model = DEFAULT_MODEL, /, *, log: LogConfig) -> None:
     """
     logs.configure(log.log_level)
     print(checkpoint.find(model).folder)
+
+
+@command
+def why(request_id: str, /, *, why: WhyConfig, log: LogConfig) -> None:
+    """Tell what became of a request at a router, step by step, and why: where it was placed, what it waited for.
+
+    REQUEST_ID is the `X-Request-Id` of the answer, or the id in a log line. A router remembers its last requests.
+
+    Example: `fourhop why 7db75b50876059cfa607c46aa8b2e034 --url http://127.0.0.1:8000`
+    """
+    logs.configure(log.log_level)
+    service.run(tell_why(request_id, why))
 
 
 check = App(name="check", help="Find out whether what is running is well.")

@@ -25,6 +25,7 @@ from fourhop.router.conversations import Conversations
 from fourhop.router.fleet import Control, Fleet, Worker
 from fourhop.router.gate import Gate
 from fourhop.router.handover import Handover
+from fourhop.router.history import History, history_route, steps_of
 from fourhop.router.leases import LeaseKeeper
 from fourhop.router.ledger import Ledger
 from fourhop.router.metrics import RouterMetrics, StateCollector
@@ -46,6 +47,7 @@ from fourhop.tokens.server import TokenServer
 from fourhop.wire.errors import ClientError, FourhopError
 from fourhop.wire.generate import GenerateChunk, GenerateRequest
 from fourhop.wire.moments import Moment, Timeline
+from fourhop.wire.why import Step, Story
 
 log = logging.getLogger(__name__)
 request_log = logging.getLogger("fourhop.request")
@@ -125,6 +127,7 @@ class Router:
         self.fleet.on_up = self._meet
         self.caches = Caches(config)
         self.metrics = RouterMetrics(registry)
+        self.history = History(config.max_history)
         self.queue = Queue(goodput.max_queued)
         registry.register(StateCollector(self.fleet, self.ledger, self.leases, self.queue, wall_clock))
         self.migration = Migration(self.fleet, self._runs)
@@ -262,8 +265,9 @@ class Router:
         )
 
     def _report(self, record: Record) -> None:
-        """The one line that every request leaves in the log."""
+        """The one line that every request leaves in the log, and its story."""
         self.metrics.requests.labels(record.outcome).inc()
+        self._remember(record)
         if not request_log.isEnabledFor(logging.INFO):
             return
         runs = record.runs
@@ -285,6 +289,24 @@ class Router:
                 **{f"{name}_ms": f"{at_s * 1000:.1f}" for name, at_s in moments.items() if name != Moment.RECEIVED},
                 finished_ms=f"{(self._clock() - record.timeline.at_s[Moment.RECEIVED]) * 1000:.1f}",
                 error=None if record.error is None else record.error.message,
+            )
+        )
+
+    def _remember(self, record: Record) -> None:
+        runs, ended_s = record.runs, self._clock() - record.timeline.at_s[Moment.RECEIVED]
+        ending = record.outcome if record.error is None else f"{record.outcome}: {record.error.message}"
+        finish = _joined(run.finish for run in runs)
+        self.history.keep(
+            Story(
+                request_id=record.request.request_id,
+                outcome=record.outcome,
+                status=None if record.error is None else record.error.status,
+                error=None if record.error is None else record.error.message,
+                num_prompt_tokens=len(record.request.token_ids),
+                num_output_tokens=sum(run.num_output for run in runs),
+                num_choices=len(runs),
+                num_retries=sum(run.num_retries for run in runs),
+                steps=[*steps_of(runs), Step(ended_s, f"{ending} ({finish})" if finish else ending)],
             )
         )
 
@@ -319,7 +341,8 @@ def create(config: RouterConfig, goodput: GoodputConfig, server: ServerConfig) -
 
 def router_routes(router: Router, models: Sequence[str] = ()) -> list[Route]:
     """What a router does for others: tokens, and the moving of requests. Its health is the process's affair."""
-    return [*token_routes(router, abort=router.abort, models=models, routes=True), *migration_routes(router.migration)]
+    tokens = token_routes(router, abort=router.abort, models=models, routes=True)
+    return [*tokens, *migration_routes(router.migration), history_route(router.history)]
 
 
 def health_route(router: Router) -> Route:

@@ -76,6 +76,7 @@ class RouterConfig:
         kv_recompute_threshold: Fewest tokens of a conversation that are worth a transfer from the engine that has them.
         prefix_timeout_s: Patience with an engine that is asked for the KV of a conversation's beginning.
         max_prefix_pages: Size of the index of beginnings; a page is about kv_recompute_threshold tokens.
+        max_history: Requests that are remembered for `fourhop why`.
         upstream_api_key: Sent to every engine as a bearer token.
     """
 
@@ -97,6 +98,7 @@ class RouterConfig:
     kv_recompute_threshold: int = 64
     prefix_timeout_s: float = 0.5
     max_prefix_pages: int = 100_000
+    max_history: int = 1000
     upstream_api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -115,8 +117,8 @@ class RouterConfig:
                 raise StartError(f"{name} has {unknown[0]}, which is no engine of this router")
         if self.max_retries < 0 or self.max_num_choices < 1 or self.max_logprobs < 0:
             raise StartError("max_retries and max_logprobs must not be negative, max_num_choices at least 1")
-        if self.kv_recompute_threshold < 1 or self.max_prefix_pages < 0:
-            raise StartError("kv_recompute_threshold must be at least 1, max_prefix_pages at least 0")
+        if self.kv_recompute_threshold < 1 or self.max_prefix_pages < 0 or self.max_history < 0:
+            raise StartError("kv_recompute_threshold must be at least 1, max_prefix_pages and max_history at least 0")
         for name in (
             "connect_timeout_s",
             "first_chunk_timeout_s",

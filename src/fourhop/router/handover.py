@@ -151,7 +151,7 @@ class Handover:
     def give_up(self, run: Run, cause: str) -> None:
         """Go on without KV, which costs the next engine a prefill."""
         self.metrics.no_transfer.labels(cause).inc()
-        run.has_ticket = False
+        run.has_ticket, run.without_kv = False, cause
         self.releaser.leave(run.hold)
 
     def give_up_spent(self, run: Run) -> None:

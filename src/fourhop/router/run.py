@@ -78,6 +78,7 @@ class Run:
     `leg` is the one whose chunks are read, `ahead` the decode leg that is under way meanwhile. `has_ticket` while
     `hold` has one that was not pulled; `prefix` is a hold of the prompt's beginning at `holder`. `pages` are the hashes
     of the tokens so far (`prefixes`), each over `num_page_tokens`, `links` those of the prompt's blocks (`cacheindex`).
+    `told` is what was decided and when, for who asks later (`history`), `without_kv` why the last ticket was given up.
     `leaves` is an engine that asked for the run to go on elsewhere, `wanted` the one that it shall go to.
     """
 
@@ -99,6 +100,8 @@ class Run:
     num_page_tokens: int = 0
     links: list[int] = field(default_factory=list)
     num_link_tokens: int = 0
+    told: list[tuple[float, str]] = field(default_factory=list)
+    without_kv: str = ""
     leaves: str | None = None
     wanted: str | None = None
     excluded: frozenset[str] = frozenset()

@@ -12,7 +12,7 @@ from fourhop.router.fleet import Fleet, Verdict, Worker
 from fourhop.router.handover import Handover, without_repeated
 from fourhop.router.metrics import RouterMetrics
 from fourhop.router.placement import Placer
-from fourhop.router.policy import Candidate, place_rest
+from fourhop.router.policy import Candidate, Placement, place_rest
 from fourhop.router.progress import Progress
 from fourhop.router.run import Leg, LegKind, Run
 from fourhop.tokens.ahead import Ahead
@@ -83,6 +83,7 @@ class Split:
         run.leaves = None
         run.reason, run.forecast = placement.reason, placement
         run.timeline.mark(Moment.PLACED, self.clock())
+        run.told.append((run.timeline.at_s[Moment.PLACED], told_placement(placement)))
         self.metrics.placements.labels(placement.reason).inc()
         worker = self.fleet.workers[placement.engine]
         if not placement.is_split:
@@ -154,6 +155,7 @@ class Split:
             self.handover.pass_on(run)
         chunks = worker.server.generate(request)
         leg = Leg(kind, worker, request, self.clock(), Ahead(chunks) if ahead else chunks)
+        run.told.append((leg.sent_s, told_leg(run, leg)))
         self.progress.sent(run, leg)
         if run.on_placed is not None:
             run.on_placed()
@@ -204,6 +206,7 @@ class Split:
         """Decide after a failed leg: return to try the rest elsewhere, or raise the error that ends the run."""
         verdict = self.fleet.failed(leg.worker, error)
         run.error = error
+        run.told.append((self.clock(), f"{leg.worker.name} failed it: {error.message}"))
         if run.finish is not None:
             return  # every token and the finish arrived; only the end of the stream did not
         if verdict is Verdict.FLEET:
@@ -251,3 +254,19 @@ class Split:
 def is_ticket(chunk: GenerateChunk) -> bool:
     """True for the chunk that comes before all others and has nothing but a ticket."""
     return not chunk.choices and chunk.kv_transfer_params is not None
+
+
+def told_placement(placement: Placement) -> str:
+    """The decision in words, for who asks why."""
+    text = f"placed: {placement.reason}"
+    if placement.ttft_s is None or placement.itl_s is None:
+        return text
+    return f"{text}; predicted TTFT {placement.ttft_s * 1e3:.0f} ms, ITL {placement.itl_s * 1e3:.1f} ms"
+
+
+def told_leg(run: Run, leg: Leg) -> str:
+    """What an engine is asked for, in words."""
+    what = {"prefill": "prefill", "decode": "decode with the prefill engine's KV", "whole": "all of it"}[leg.kind]
+    if leg.kind == "whole" and run.delivered:
+        what = f"the rest, without KV ({run.without_kv or 'none is held'})"
+    return f"{leg.worker.name} is asked for {what}"
