@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from array import array
 from pathlib import Path
 
 import pytest
@@ -114,17 +113,28 @@ def test_a_growing_text_costs_its_new_pieces(toy: NativeTokenizer) -> None:
 def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
     cache = PieceCache(max_chars=6)
     for piece in ("aa", "bb", "cc"):
-        cache.put(piece, array("I", [1]))
+        cache.put(piece, [1])
     assert cache.get("aa") is not None
-    cache.put("dddd", array("I", [2]))
+    cache.put("dddd", [2])
     assert cache.get("bb") is None
     assert cache.get("cc") is None
-    assert cache.get("aa") == array("I", [1])
+    assert cache.get("aa") == (1,)
 
 
 def test_the_cache_keeps_nothing_larger_than_itself() -> None:
     cache = PieceCache(max_chars=6)
-    cache.put("aa", array("I", [1]))
-    cache.put("1234567", array("I", [2]))
+    cache.put("aa", [1])
+    cache.put("1234567", [2])
     assert cache.get("1234567") is None
     assert cache.get("aa") is not None
+
+
+def test_what_is_used_again_shares_its_numbers() -> None:
+    cache = PieceCache()
+    cache.put("a", [5, 100_000, 0])
+    cache.put("b", [100_000])
+    first, second = cache.get("a"), cache.get("b")
+    assert first == (5, 100_000, 0) and second == (100_000,)
+    assert first[1] is second[0] and cache.get("a") is first
+    cache.put("", [])
+    assert cache.get("") == ()

@@ -15,6 +15,7 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -62,7 +63,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         kind = type(obj)
         if kind is dict and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if kind is str and attribute in _SAFE_METHODS:
+        if (kind is str and attribute in _SAFE_METHODS) or (kind is LoopContext and attribute in _SAFE_LOOP):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
@@ -80,6 +81,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _SAFE_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
 """Of texts; the sandbox lets all of them through as they are, but for the two that look into their arguments."""
+
+_SAFE_LOOP = frozenset({"index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0"})
+"""Of the `loop` inside of a loop."""
 
 MAX_REMEMBERED = 10_000
 """Names that a template may look up: it can make them out of a request."""
