@@ -25,7 +25,11 @@ from fourhop.router.conversations import Conversations
 from fourhop.router.fleet import Control, Fleet, Worker
 from fourhop.router.gate import Gate
 from fourhop.router.handover import Handover
+<<<<<<< HEAD
+from fourhop.router.keys import ACCOUNT, KeyGuard, read_keys, with_salt
+=======
 from fourhop.router.history import History, history_route, steps_of
+>>>>>>> origin/main
 from fourhop.router.leases import LeaseKeeper
 from fourhop.router.ledger import Ledger
 from fourhop.router.metrics import RouterMetrics, StateCollector
@@ -92,6 +96,13 @@ class Record:
     runs: list[Run] = field(default_factory=list)
     outcome: str = "cancelled"
     error: FourhopError | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """What is billed: the prompt once an engine had it, and every token that was made."""
+        if not any(run.prefill for run in self.runs):
+            return 0
+        return len(self.request.token_ids) + sum(len(run.delivered) for run in self.runs)
 
     def fail(self, error: FourhopError) -> None:
         self.error = error
@@ -202,8 +213,9 @@ class Router:
         """See `TokenServer`. Raises ClientError, Unavailable when no engine is alive, or an engine's own error."""
         record = Record(request, Timeline(self._clock()))
         self._records.add(record)
+        account = ACCOUNT.get()
         try:
-            record.runs = self._runs_of(request, record.timeline.at_s[Moment.RECEIVED])
+            record.runs = self._runs_of(with_salt(request, account), record.timeline.at_s[Moment.RECEIVED])
             looks_at_prompt = request.sampling_params.prompt_logprobs is not None
             async with self._gate.entered(record.runs[0]) as placed:
                 self._let_in(record, placed)
@@ -217,6 +229,8 @@ class Router:
             raise
         finally:
             self._records.discard(record)
+            if account is not None:
+                account.spend(record.num_tokens)
             self._report(record)
 
     def _let_in(self, record: Record, placed: Callable[[], None]) -> None:
@@ -331,12 +345,20 @@ def create(config: RouterConfig, goodput: GoodputConfig, server: ServerConfig) -
     """The app of a router process."""
     registry = CollectorRegistry()
     router = Router(config, goodput, registry=registry)
-    return create_app(
+    app = create_app(
         routes=[*router_routes(router), health_route(router)],
         config=server,
         registry=registry,
         resources=router.running,
     )
+    guard(app, goodput)
+    return app
+
+
+def guard(app: Starlette, goodput: GoodputConfig) -> None:
+    """Let in only clients with a key of the file, each within its limits. Raises StartError for a bad file."""
+    if goodput.api_keys is not None:
+        app.add_middleware(KeyGuard, keys=read_keys(goodput.api_keys), clock=time.monotonic)
 
 
 def router_routes(router: Router, models: Sequence[str] = ()) -> list[Route]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -28,12 +29,15 @@ class GoodputConfig:
             0: none; auto takes four times what an idle engine needs.
         itl_ms: Target for the time from one token to the next. 0: none; auto takes twice what an idle engine needs.
         max_queued: Most requests with targets that wait at the router.
+        api_keys: JSON or TOML file of key to limits: name, max_concurrency, tokens_per_minute, cache_salt. Then every
+            client needs a key of it. Default: no keys.
     """
 
     placement: PlacementMode = "split"
     ttft_ms: float = 0.0
     itl_ms: float = 0.0
     max_queued: int = 1000
+    api_keys: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("ttft_ms", "itl_ms"):

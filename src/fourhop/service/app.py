@@ -130,13 +130,13 @@ class _Edge:
     def _may_enter(self, path: str, headers: Headers) -> bool:
         if not self._keys or not path.startswith(GUARDED_PATHS):
             return True
-        given = _api_key(headers).encode("latin-1")
+        given = given_key(headers).encode("latin-1")
         # Every key is compared, so the time taken does not tell which one came close.
         matches = [hmac.compare_digest(given, key) for key in self._keys]
         return any(matches)
 
 
-def _api_key(headers: Headers) -> str:
+def given_key(headers: Headers) -> str:
     """The key a client gives: as a bearer token, or as Anthropic's clients do."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()

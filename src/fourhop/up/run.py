@@ -17,7 +17,7 @@ from fourhop.engine.config import EngineConfig
 from fourhop.frontend import app as frontend_app
 from fourhop.frontend import load as frontend_load
 from fourhop.frontend.config import FrontendConfig
-from fourhop.router.app import Router, router_routes
+from fourhop.router.app import Router, guard, router_routes
 from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.service import ServerConfig
 from fourhop.tokens.connection import open_session
@@ -76,6 +76,7 @@ async def run_up(
             resources=router.running,
             registry=registry,
         )
+        guard(app, goodput)
         url = f"http://{server.host}:{listener.getsockname()[1]}"
 
         def started() -> None:

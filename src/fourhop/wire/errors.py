@@ -4,7 +4,8 @@
     ├── ClientError            400  the request is wrong; `param` names the field's path
     │   ├── Unauthorized       401
     │   ├── NotFound           404  unknown model or path
-    │   └── PayloadTooLarge    413
+    │   ├── PayloadTooLarge    413
+    │   └── TooManyRequests    429  a key's own limits; carries Retry-After
     ├── Unavailable            503  we cannot serve now: overloaded, draining, nothing alive; may carry Retry-After
     ├── EngineError            500  our own fault
     └── PeerError              502  another process failed us
@@ -75,6 +76,11 @@ class NotFound(ClientError):
 class PayloadTooLarge(ClientError):
     status = 413
     type = "PayloadTooLargeError"
+
+
+class TooManyRequests(ClientError):
+    status = 429
+    type = "RateLimitError"
 
 
 class Unavailable(FourhopError):
