@@ -25,11 +25,8 @@ from fourhop.router.conversations import Conversations
 from fourhop.router.fleet import Control, Fleet, Worker
 from fourhop.router.gate import Gate
 from fourhop.router.handover import Handover
-<<<<<<< HEAD
-from fourhop.router.keys import ACCOUNT, KeyGuard, read_keys, with_salt
-=======
 from fourhop.router.history import History, history_route, steps_of
->>>>>>> origin/main
+from fourhop.router.keys import ACCOUNT, KeyGuard, read_keys, with_salt
 from fourhop.router.leases import LeaseKeeper
 from fourhop.router.ledger import Ledger
 from fourhop.router.metrics import RouterMetrics, StateCollector
