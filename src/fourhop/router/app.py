@@ -7,9 +7,8 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -25,7 +24,7 @@ from fourhop.router.conversations import Conversations
 from fourhop.router.fleet import Control, Fleet, Worker
 from fourhop.router.gate import Gate
 from fourhop.router.handover import Handover
-from fourhop.router.history import History, history_route, steps_of
+from fourhop.router.history import History, history_route
 from fourhop.router.keys import ACCOUNT, KeyGuard, read_keys, with_salt
 from fourhop.router.leases import LeaseKeeper
 from fourhop.router.ledger import Ledger
@@ -34,6 +33,7 @@ from fourhop.router.migration import Migration, migration_routes
 from fourhop.router.placement import Placer
 from fourhop.router.policy import EngineRole
 from fourhop.router.progress import Progress
+from fourhop.router.records import Record
 from fourhop.router.release import Releaser
 from fourhop.router.run import Run
 from fourhop.router.split import Split
@@ -48,7 +48,6 @@ from fourhop.tokens.server import TokenServer
 from fourhop.wire.errors import ClientError, FourhopError
 from fourhop.wire.generate import GenerateChunk, GenerateRequest
 from fourhop.wire.moments import Moment, Timeline
-from fourhop.wire.why import Step, Story
 
 log = logging.getLogger(__name__)
 request_log = logging.getLogger("fourhop.request")
@@ -82,28 +81,6 @@ async def dial_http(config: RouterConfig) -> AsyncIterator[Dial]:
             return engine, engine
 
         yield dial
-
-
-@dataclass(eq=False)
-class Record:
-    """One request of a client, for its final log line. `outcome` stays "cancelled" if nothing else ends it."""
-
-    request: GenerateRequest
-    timeline: Timeline
-    runs: list[Run] = field(default_factory=list)
-    outcome: str = "cancelled"
-    error: FourhopError | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """What is billed: the prompt once an engine had it, and every token that was made."""
-        if not any(run.prefill for run in self.runs):
-            return 0
-        return len(self.request.token_ids) + sum(len(run.delivered) for run in self.runs)
-
-    def fail(self, error: FourhopError) -> None:
-        self.error = error
-        self.outcome = "refused" if error.status < 500 and not any(run.delivered for run in self.runs) else "failed"
 
 
 class Router:
@@ -276,66 +253,12 @@ class Router:
         )
 
     def _report(self, record: Record) -> None:
-        """The one line that every request leaves in the log, and its story."""
+        """Count a request that ended, remember it, and leave its line in the log."""
         self.metrics.requests.labels(record.outcome).inc()
-        self._remember(record)
-        if not request_log.isEnabledFor(logging.INFO):
-            return
-        runs = record.runs
-        moments = runs[0].timeline.since_received() if runs else {}
-        request_log.info(
-            event(
-                "request",
-                request_id=record.request.request_id or None,
-                outcome=record.outcome,
-                status=None if record.error is None else record.error.status,
-                finish=_joined(run.finish for run in runs),
-                reason=_joined(run.reason for run in runs),
-                **_predicted(runs),
-                prefill=_joined(run.prefill for run in runs),
-                decode=_joined(run.decode for run in runs),
-                prompt_tokens=len(record.request.token_ids),
-                completion_tokens=sum(run.num_output for run in runs),
-                retries=sum(run.num_retries for run in runs),
-                **{f"{name}_ms": f"{at_s * 1000:.1f}" for name, at_s in moments.items() if name != Moment.RECEIVED},
-                finished_ms=f"{(self._clock() - record.timeline.at_s[Moment.RECEIVED]) * 1000:.1f}",
-                error=None if record.error is None else record.error.message,
-            )
-        )
-
-    def _remember(self, record: Record) -> None:
-        runs, ended_s = record.runs, self._clock() - record.timeline.at_s[Moment.RECEIVED]
-        ending = record.outcome if record.error is None else f"{record.outcome}: {record.error.message}"
-        finish = _joined(run.finish for run in runs)
-        self.history.keep(
-            Story(
-                request_id=record.request.request_id,
-                outcome=record.outcome,
-                status=None if record.error is None else record.error.status,
-                error=None if record.error is None else record.error.message,
-                num_prompt_tokens=len(record.request.token_ids),
-                num_output_tokens=sum(run.num_output for run in runs),
-                num_choices=len(runs),
-                num_retries=sum(run.num_retries for run in runs),
-                steps=[*steps_of(runs), Step(ended_s, f"{ending} ({finish})" if finish else ending)],
-            )
-        )
-
-
-def _predicted(runs: Sequence[Run]) -> dict[str, str]:
-    """What the router's own choice was based on, for the first choice of the request."""
-    forecast = runs[0].forecast if runs else None
-    if forecast is None or forecast.ttft_s is None or forecast.itl_s is None:
-        return {}
-    return {
-        "predicted_ttft_ms": f"{forecast.ttft_s * 1000:.1f}",
-        "predicted_itl_ms": f"{forecast.itl_s * 1000:.2f}",
-    }
-
-
-def _joined(values: Iterable[str | None]) -> str | None:
-    """The different values, in order, as one word of the log."""
-    return ",".join(dict.fromkeys(value for value in values if value is not None)) or None
+        ended_s = self._clock() - record.timeline.at_s[Moment.RECEIVED]
+        self.history.keep(record.story(ended_s))
+        if request_log.isEnabledFor(logging.INFO):
+            request_log.info(event("request", **record.line(ended_s)))
 
 
 def create(config: RouterConfig, goodput: GoodputConfig, server: ServerConfig) -> Starlette:

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fourhop.router.run import Run
 from fourhop.service import json_response
 from fourhop.wire.errors import NotFound
-from fourhop.wire.moments import Moment
-from fourhop.wire.why import STORY_PATH, Step, Story
-
-WORDS = {
-    Moment.RECEIVED: "received",
-    Moment.ADMITTED: "admitted",
-    Moment.PREFILL_STARTED: "prefill begins",
-    Moment.PREFILL_DONE: "prefill is done, the first token is there",
-    Moment.KV_REQUESTED: "decode asks for the KV",
-    Moment.KV_READY: "decode has the KV",
-    Moment.LAST_TOKEN: "the last token is there",
-}
+from fourhop.wire.why import STORY_PATH, Story
 
 
 class History:
@@ -48,20 +35,6 @@ class History:
         if story is None:
             raise NotFound(f"no request {request_id[:200]} among the last {len(self._stories)}", param="request_id")
         return story
-
-
-def steps_of(runs: Iterable[Run]) -> list[Step]:
-    """What happened to all choices of a request, in order of time."""
-    steps: list[Step] = []
-    several = list(runs)
-    for number, run in enumerate(several):
-        prefix = f"choice {number}: " if len(several) > 1 else ""
-        received_s = run.timeline.at_s[Moment.RECEIVED]
-        told = [(at_s, WORDS[Moment(name)]) for name, at_s in run.timeline.at_s.items() if name in WORDS]
-        if number:
-            told = [(at_s, what) for at_s, what in told if what not in (WORDS[Moment.RECEIVED], WORDS[Moment.ADMITTED])]
-        steps += [Step(at_s - received_s, prefix + what) for at_s, what in [*told, *run.told]]
-    return sorted(steps, key=lambda step: step.after_s)
 
 
 def history_route(history: History) -> Route:

@@ -1,0 +1,110 @@
+"""What one request of a client came to: its line in the log, and its story."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fourhop.router.run import Run
+from fourhop.wire.errors import FourhopError
+from fourhop.wire.generate import GenerateRequest
+from fourhop.wire.moments import Moment, Timeline
+from fourhop.wire.why import Step, Story
+
+WORDS = {
+    Moment.RECEIVED: "received",
+    Moment.ADMITTED: "admitted",
+    Moment.PREFILL_STARTED: "prefill begins",
+    Moment.PREFILL_DONE: "prefill is done, the first token is there",
+    Moment.KV_REQUESTED: "decode asks for the KV",
+    Moment.KV_READY: "decode has the KV",
+    Moment.LAST_TOKEN: "the last token is there",
+}
+
+
+@dataclass(eq=False)
+class Record:
+    """One request of a client, from its arrival to its end. `outcome` stays "cancelled" if nothing else ends it."""
+
+    request: GenerateRequest
+    timeline: Timeline
+    runs: list[Run] = field(default_factory=list)
+    outcome: str = "cancelled"
+    error: FourhopError | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """What is billed: the prompt once an engine had it, and every token that was made."""
+        if not any(run.prefill for run in self.runs):
+            return 0
+        return len(self.request.token_ids) + sum(len(run.delivered) for run in self.runs)
+
+    def fail(self, error: FourhopError) -> None:
+        self.error = error
+        self.outcome = "refused" if error.status < 500 and not any(run.delivered for run in self.runs) else "failed"
+
+    def line(self, ended_s: float) -> dict[str, Any]:
+        """What the log tells of it, `ended_s` seconds after it was received."""
+        runs = self.runs
+        moments = runs[0].timeline.since_received() if runs else {}
+        return {
+            "request_id": self.request.request_id or None,
+            "outcome": self.outcome,
+            "status": None if self.error is None else self.error.status,
+            "finish": self._joined(run.finish for run in runs),
+            "reason": self._joined(run.reason for run in runs),
+            **self._predicted(),
+            "prefill": self._joined(run.prefill for run in runs),
+            "decode": self._joined(run.decode for run in runs),
+            "prompt_tokens": len(self.request.token_ids),
+            "completion_tokens": sum(run.num_output for run in runs),
+            "retries": sum(run.num_retries for run in runs),
+            **{f"{name}_ms": f"{at_s * 1000:.1f}" for name, at_s in moments.items() if name != Moment.RECEIVED},
+            "finished_ms": f"{ended_s * 1000:.1f}",
+            "error": None if self.error is None else self.error.message,
+        }
+
+    def story(self, ended_s: float) -> Story:
+        ending = self.outcome if self.error is None else f"{self.outcome}: {self.error.message}"
+        finish = self._joined(run.finish for run in self.runs)
+        return Story(
+            request_id=self.request.request_id,
+            outcome=self.outcome,
+            status=None if self.error is None else self.error.status,
+            error=None if self.error is None else self.error.message,
+            num_prompt_tokens=len(self.request.token_ids),
+            num_output_tokens=sum(run.num_output for run in self.runs),
+            num_choices=len(self.runs),
+            num_retries=sum(run.num_retries for run in self.runs),
+            steps=[*steps_of(self.runs), Step(ended_s, f"{ending} ({finish})" if finish else ending)],
+        )
+
+    def _predicted(self) -> dict[str, str]:
+        """What the router's own choice was based on, for the first choice of the request."""
+        forecast = self.runs[0].forecast if self.runs else None
+        if forecast is None or forecast.ttft_s is None or forecast.itl_s is None:
+            return {}
+        return {
+            "predicted_ttft_ms": f"{forecast.ttft_s * 1000:.1f}",
+            "predicted_itl_ms": f"{forecast.itl_s * 1000:.2f}",
+        }
+
+    @staticmethod
+    def _joined(values: Iterable[str | None]) -> str | None:
+        """The different values, in order, as one word of the log."""
+        return ",".join(dict.fromkeys(value for value in values if value is not None)) or None
+
+
+def steps_of(runs: Iterable[Run]) -> list[Step]:
+    """What happened to all choices of a request, in order of time."""
+    steps: list[Step] = []
+    several = list(runs)
+    for number, run in enumerate(several):
+        prefix = f"choice {number}: " if len(several) > 1 else ""
+        received_s = run.timeline.at_s[Moment.RECEIVED]
+        told = [(at_s, WORDS[Moment(name)]) for name, at_s in run.timeline.at_s.items() if name in WORDS]
+        if number:
+            told = [(at_s, what) for at_s, what in told if what not in (WORDS[Moment.RECEIVED], WORDS[Moment.ADMITTED])]
+        steps += [Step(at_s - received_s, prefix + what) for at_s, what in [*told, *run.told]]
+    return sorted(steps, key=lambda step: step.after_s)
