@@ -19,8 +19,8 @@ class ConnectorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `store` keeps at most about `max_bytes` at `url`, a folder or a URL of fsspec that its engines share;
     `shared_storage_path` is vLLM's name for it. `connectors` are the members of `multi`, first choice first.
 
-    `bidirectional_kv_xfer` and `kv_recompute_threshold` are vLLM's, and accepted: here every pair goes both ways, and the
-    router's own `--kv-recompute-threshold` says what is worth a transfer. `backends` names what NIXL uses, which is UCX.
+    `bidirectional_kv_xfer` and `kv_recompute_threshold` are vLLM's, and accepted: here every pair goes both ways, and
+    the router's `--kv-recompute-threshold` says what is worth a transfer. `backends` names what NIXL uses: UCX.
     """
 
     kv_lease_duration: float = 30.0
