@@ -274,6 +274,7 @@ class Silent:
     """An engine that nobody asks: placement needs its name only."""
 
     engine_id = ""
+    served = None
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         raise NotImplementedError

@@ -47,6 +47,8 @@ class StockVLLM:
     """
 
     engine_id: str
+    model: str = "m"
+    window: int = 128
     peers: dict[str, StockVLLM] = field(default_factory=dict)
     answer: dict[str, Any] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -70,6 +72,7 @@ class StockVLLM:
         return Starlette(
             routes=[
                 Route("/health", self._health),
+                Route("/v1/models", self._models),
                 Route("/inference/v1/generate", self._generate, methods=["POST"]),
                 Route("/inference/v1/abort_requests", self._abort, methods=["POST"]),
                 Route("/v1/completions", self._complete, methods=["POST"]),
@@ -96,6 +99,10 @@ class StockVLLM:
 
     async def _health(self, request: Request) -> Response:
         return Response(status_code=200 if self.dead is None else 503)
+
+    async def _models(self, request: Request) -> Response:
+        model = {"id": self.model, "object": "model", "root": f"/models/{self.model}", "max_model_len": self.window}
+        return JSONResponse({"object": "list", "data": [model]})
 
     async def _abort(self, request: Request) -> Response:
         self.aborted += (await request.json())["request_ids"]

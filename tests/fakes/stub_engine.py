@@ -14,6 +14,7 @@ import msgspec
 
 from fourhop.tokens.choices import merge_choices, split_choices, with_seed
 from fourhop.tokens.limits import Limits, check_request, resolve_max_tokens
+from fourhop.tokens.worker import ServedModel
 from fourhop.wire.errors import FourhopError, PeerError, PeerTimeout, TransferError
 from fourhop.wire.generate import (
     ChunkChoice,
@@ -69,6 +70,7 @@ class StubEngine:
 
     name: str
     engine_id: str = ""
+    served: ServedModel | None = None
     role: Role = "both"
     model: str = "toy"
     fingerprint: str = "weights-1"

@@ -89,6 +89,10 @@ class TimedEngine:
         return self.name
 
     @property
+    def served(self) -> None:
+        return None
+
+    @property
     def is_idle(self) -> bool:
         return not self._tasks and self.scheduler.pool.num_free == self.scheduler.pool.num_blocks
 

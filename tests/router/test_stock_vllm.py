@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from contracts.token_server import chunks_of, finishes_of, tokens_of, until, usage_of
 from fakes.stock_fleet import StockFleet, stock_fleet
-from fakes.stock_vllm import EOS, error, output_of
+from fakes.stock_vllm import EOS, StockVLLM, error, output_of
 from fourhop.router.ledger import HoldState
 from fourhop.wire.errors import FourhopError
 from fourhop.wire.generate import GenerateRequest, SamplingParams
@@ -128,6 +128,32 @@ def test_without_a_handoff_a_stock_engine_does_whole_requests() -> None:
             assert one.prefill[0].bodies == []
             assert one.decode[0].bodies[0]["kv_transfer_params"] is None
             assert one.count("placements_total", reason="no_pair") == 1
+
+    run(scenario())
+
+
+def test_an_engine_with_another_model_gets_no_requests() -> None:
+    def kind(name: str) -> StockVLLM:
+        return StockVLLM(name, model="other" if name == "d0" else "m")
+
+    async def scenario() -> None:
+        async with stock_fleet(kind=kind) as one:
+            assert tokens_of(await chunks_of(one.router, ask())) == output_of(PROMPT, 8)
+            assert one.decode[0].bodies == []
+            workers = {worker.role: worker for worker in one.router.fleet.workers.values()}
+            assert workers["decode"].down == f"it has other, but {workers['prefill'].name} has m"
+
+    run(scenario())
+
+
+def test_no_request_is_longer_than_the_engines_can_take() -> None:
+    async def scenario() -> None:
+        async with stock_fleet() as one:
+            failure = await failure_of(one, ask(124))
+            assert (failure.status, failure.param) == (400, "sampling_params.max_tokens")
+            assert one.prefill[0].bodies == []
+            await chunks_of(one.router, ask(None))
+            assert one.decode[0].bodies[0]["sampling_params"]["max_tokens"] == 123
 
     run(scenario())
 

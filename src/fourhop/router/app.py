@@ -226,10 +226,14 @@ class Router:
 
     def _limits(self) -> Limits:
         """What every engine of the fleet can take, as far as they have said."""
-        infos = [worker.info for worker in self.fleet.workers.values() if worker.info is not None]
+        workers = self.fleet.workers.values()
+        infos = [worker.info for worker in workers if worker.info is not None]
+        stock = [worker.control.served for worker in workers if worker.info is None]
+        windows = [info.max_model_len for info in infos]
+        windows += [served.max_model_len for served in stock if served and served.max_model_len is not None]
         return Limits(
             vocab_size=min((info.vocab_size for info in infos), default=None),
-            max_model_len=min((info.max_model_len for info in infos), default=None),
+            max_model_len=min(windows, default=None),
             max_num_choices=self.config.max_num_choices,
             max_logprobs=self.config.max_logprobs,
         )

@@ -17,6 +17,7 @@ from fourhop.router.handoff.protocol import Endpoint
 from fourhop.router.policy import Candidate, EngineRole
 from fourhop.router.ranks import Ranks
 from fourhop.tokens.server import TokenServer
+from fourhop.tokens.worker import ServedModel
 from fourhop.wire.errors import EnginesDisagree, FourhopError, PeerTimeout, TransferError, Unavailable
 from fourhop.wire.ticket import KVTicket
 from fourhop.wire.worker import Leases, PrefixRequest, WorkerInfo
@@ -36,6 +37,9 @@ class Control(Protocol):
 
     @property
     def engine_id(self) -> str: ...
+
+    @property
+    def served(self) -> ServedModel | None: ...
 
     async def check(self) -> WorkerInfo | None: ...
 
@@ -79,9 +83,15 @@ def backoff_s(num_faults: int, longest_s: float) -> float:
     return min(longest_s, FIRST_BACKOFF_S * 2.0 ** min(num_faults - 1, 16)) if num_faults else 0.0
 
 
-def _differ(one: WorkerInfo, other: WorkerInfo) -> bool:
-    """True for other weights. Names alone may differ, as paths do; fingerprints alone too, by the size of a block."""
-    return one.model != other.model and one.fingerprint != other.fingerprint
+def _differ(one: Worker, other: Worker) -> bool:
+    """True for other weights. Names alone may differ, as paths do; fingerprints alone too, by the size of a block.
+
+    A stock vLLM tells its model's name and where its files are.
+    """
+    if one.info and other.info:
+        return one.info.model != other.info.model and one.info.fingerprint != other.info.fingerprint
+    mine, others = one.control.served, other.control.served
+    return mine is not None and others is not None and mine.id != others.id and mine.root != others.root
 
 
 @dataclass
@@ -115,6 +125,12 @@ class Worker:
 
     ranks: Ranks | None = None
     _exchange: tuple[WorkerInfo, str | None] | None = None
+
+    @property
+    def model(self) -> str:
+        """What it calls its model, as far as it tells."""
+        served = self.control.served
+        return self.info.model if self.info else served.id if served else "an unknown model"
 
     def begin(self) -> None:
         """A request is sent to this engine; `end` follows, whatever way it leaves."""
@@ -293,8 +309,8 @@ class Fleet:
         for other in self.workers.values():
             if other is worker:
                 return False
-            if worker.info and other.info and other.down is None and _differ(worker.info, other.info):
-                self._take_down(worker, f"it has {worker.info.model}, but {other.name} has {other.info.model}")
+            if other.down is None and _differ(worker, other):
+                self._take_down(worker, f"it has {worker.model}, but {other.name} has {other.model}")
                 return True
         return False
 

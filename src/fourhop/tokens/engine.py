@@ -13,7 +13,7 @@ from fourhop.tokens.continued import Continued
 from fourhop.tokens.dialect import GENERATE, Dialect
 from fourhop.tokens.server import TokenServer
 from fourhop.tokens.vllm import VLLMTokenServer
-from fourhop.tokens.worker import RemoteWorker
+from fourhop.tokens.worker import RemoteWorker, ServedModel
 from fourhop.wire.errors import PeerError, PeerRefused
 from fourhop.wire.generate import GenerateChunk, GenerateRequest
 from fourhop.wire.worker import WorkerInfo
@@ -47,7 +47,11 @@ class RemoteEngine(RemoteWorker):
     async def check(self) -> WorkerInfo | None:
         try:
             info = await super().check()
-            self._dialect = None if info is not None else self._dialect or await self._ask_dialect()
+            if info is not None:
+                self._dialect, self.served = None, None
+            elif self._dialect is None:
+                self.served = await self._ask_served()
+                self._dialect = await self._ask_dialect()
         except PeerError:
             self._dialect = None  # what comes up again may be another server
             raise
@@ -63,6 +67,12 @@ class RemoteEngine(RemoteWorker):
         """Also of a server that has no way to be told: the connection of a request that is left was closed."""
         if self._dialect is not COMPLETIONS:
             await super().abort(request_ids)
+
+    async def _ask_served(self) -> ServedModel | None:
+        """The first of the models that it lists, None if it lists none."""
+        status, body = await self._call("GET", "/v1/models", accepted=(200, 404))
+        models = self._decode(body, _Models, "/v1/models").data if status == 200 else []
+        return models[0] if models else None
 
     async def _ask_dialect(self) -> Dialect:
         """Whether a stock vLLM has the token endpoint: one without refuses to abort nothing."""
@@ -85,6 +95,10 @@ class RemoteEngine(RemoteWorker):
         if not ranks:
             raise PeerError(f"{bootstrap_url} knows no engine yet")
         return ranks[min(ranks)].engine_id
+
+
+class _Models(msgspec.Struct):
+    data: list[ServedModel] = []
 
 
 class _Rank(msgspec.Struct):

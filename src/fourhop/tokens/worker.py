@@ -38,13 +38,23 @@ RENEW_PATH = "/kv/renew"
 PREFIX_PATH = "/kv/prefix"
 
 
+class ServedModel(msgspec.Struct, frozen=True):
+    """A stock vLLM's model, of `/v1/models`: what it is called, where its files are, its longest sequence."""
+
+    id: str
+    root: str | None = None
+    max_model_len: int | None = None
+
+
 class RemoteWorker:
     """The control endpoints of an engine over HTTP. Every call ends within a few times `timeout_s`.
 
     `engine_id` is what its peers call it, for a hand-over whose router has to tell them; empty where it need not.
+    `served` is what a stock vLLM serves, which is all that it says of itself.
     """
 
     engine_id = ""
+    served: ServedModel | None = None
 
     def __init__(self, url: str, session: Session, *, timeout_s: float = 2.0, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
