@@ -44,6 +44,7 @@ class CacheIndex:
     """The caches of all engines that tell of theirs."""
 
     def __init__(self) -> None:
+        self.sizes: set[int] = set()  # tokens of a block, of all that were told of
         self._caches: dict[str, Cache] = {}
         self._holders: dict[Link, dict[str, int]] = {}  # how many blocks of each engine are this one
 
@@ -105,6 +106,7 @@ class CacheIndex:
         if parent is None or event.block_size < 1 or len(event.token_ids) != event.block_size * len(event.block_hashes):
             return
         cache.block_size = event.block_size
+        self.sizes.add(event.block_size)
         raw = struct.pack(f"<{len(event.token_ids)}q", *event.token_ids)
         width = event.block_size * 8
         for number, name in enumerate(event.block_hashes):

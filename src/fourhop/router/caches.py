@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fourhop.router.cacheindex import CacheIndex, chain
@@ -55,16 +54,14 @@ class Caches:
         """True if the engine's own word is to be had."""
         return worker.name in self.index
 
-    def holders(self, run: Run, workers: Iterable[Worker]) -> tuple[list[str], int]:
-        """Who of these has most of the prompt, and how many tokens that is."""
-        if run.request.cache_salt:
-            return [], 0
-        wanted = {worker.name for worker in workers}
+    def holders(self, run: Run) -> tuple[list[str], int]:
+        """Who has most of the prompt, and how many tokens that is."""
         best: tuple[list[str], int] = ([], 0)
-        for size in {self.index.block_size(name) for name in wanted if name in self.index} - {0}:
+        if run.request.cache_salt:
+            return best
+        for size in self.index.sizes:
             names, num_blocks = self.index.holders(self._links(run, size))
-            known = [name for name in names if name in wanted]
-            best = max(best, (known, num_blocks * size if known else 0), key=lambda found: found[1])
+            best = max(best, (names, num_blocks * size), key=lambda found: found[1])
         return best
 
     async def close(self) -> None:

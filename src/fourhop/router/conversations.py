@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fourhop.router.caches import Caches
@@ -121,23 +121,12 @@ class Conversations:
         num_known = self._index.num_known(run.pages, Holder(worker.name, worker.epoch))
         return min(num_known * run.num_page_tokens, len(run.request.token_ids) - 1)
 
-    def knowing(self, run: Run, workers: Sequence[Worker]) -> list[str]:
-        """Who of these has most of the prompt's beginning, if that is worth anything."""
-        told, num_told = self._caches.holders(run, workers)
-        ours = {worker.name: worker for worker in workers if worker.info is not None}
-        num_sent, sent = 0, None
-        if ours:
-            self._extend(run, next(iter(ours.values())))
-            match = self._index.longest(run.pages, lambda holder: self._lives(holder, ours))
-            num_sent, sent = match.num_pages * run.num_page_tokens, match.holder
-        if max(num_told, num_sent) < self._config.kv_recompute_threshold:
-            return []
-        return told if num_told >= num_sent or sent is None else [sent.engine]
-
     def _lives(self, holder: Holder, workers: Mapping[str, Worker]) -> bool:
-        """One of these, in its present life, that does not tell of its cache itself."""
+        """One of these that gets requests, in its present life, and does not tell of its cache itself."""
         worker = workers.get(holder.engine)
-        return worker is not None and worker.epoch == holder.epoch and not self._caches.tells(worker)
+        return (
+            worker is not None and worker.is_usable and worker.epoch == holder.epoch and not self._caches.tells(worker)
+        )
 
     def note_prefill(self, run: Run, prefill: Worker, moments: dict[str, float] | None) -> None:
         """The prompt was computed at `prefill`, with the ticket's help if it pulled."""
@@ -176,19 +165,27 @@ class Conversations:
             extend_pages(run.pages, run.token_ids, size, run.request.cache_salt or "")
 
     def cached(self, run: Run) -> dict[str, int]:
-        """Tokens of the prompt's beginning that engines are known to have, by name."""
+        """Tokens of the prompt's beginning that engines have, by name: by their word, else by what they were sent."""
         workers = self._fleet.workers
+        named, num_told = self._caches.holders(run)
+        told = [name for name in named if name in workers and workers[name].is_usable]
         known = next((worker for worker in workers.values() if worker.info is not None), None)
         if known is None:
-            return {}
+            return dict.fromkeys(told, num_told)
         self._extend(run, known)
         most = len(run.request.token_ids) - 1
-        told, num_told = self._caches.holders(run, workers.values())
         return {
             holder.engine: min(num_pages * run.num_page_tokens, most)
             for holder, num_pages in self._index.held(run.pages).items()
             if self._lives(holder, workers)
         } | dict.fromkeys(told, min(num_told, most))
+
+    def knowing(self, cached: Mapping[str, int]) -> list[str]:
+        """Who has most of the prompt's beginning, if that is worth anything."""
+        most = max(cached.values(), default=0)
+        if most < self._config.kv_recompute_threshold:
+            return []
+        return [name for name, num_tokens in cached.items() if num_tokens == most]
 
     @property
     def index(self) -> Prefixes:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from heapq import nsmallest
 from typing import Any, Protocol
 
 from fourhop.router.backlog import Arrivals, Backlog
@@ -15,7 +16,7 @@ from fourhop.router.costs import EngineCosts
 from fourhop.router.handoff.kinds import Name
 from fourhop.router.handoff.protocol import Endpoint
 from fourhop.router.policy import Candidate, EngineRole
-from fourhop.router.ranks import Ranks
+from fourhop.router.ranks import SHORT, Ranks
 from fourhop.tokens.server import TokenServer
 from fourhop.tokens.worker import ServedModel
 from fourhop.wire.errors import EnginesDisagree, FourhopError, PeerTimeout, TransferError, Unavailable
@@ -224,9 +225,10 @@ class Fleet:
         """The candidates worth looking at: of each kind the few with the least to do, and those that are named."""
         workers = self.workers
         names = self.ranks.least(lambda name: workers[name].is_usable and name not in excluded)
-        for name in also:
-            if name is not None and name not in names and name not in excluded and workers[name].is_usable:
-                names.append(name)
+        more = [name for name in also if name is not None and name not in names and name not in excluded]
+        if len(more) > SHORT:
+            more = nsmallest(SHORT, more, key=lambda name: workers[name].in_flight)
+        names += [name for name in dict.fromkeys(more) if workers[name].is_usable]
         return [workers[name].as_candidate() for name in names]
 
     def succeeded(self, worker: Worker) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fourhop.router.choice import Aim, Option, Prospect, aim_of, choose
 from fourhop.router.config import GoodputConfig
 from fourhop.router.fleet import Fleet, Worker
-from fourhop.router.policy import Candidate, Placement, Reason, place, place_whole
+from fourhop.router.policy import Placement, Reason, place, place_whole
 from fourhop.router.progress import Progress
 from fourhop.router.run import Run
 from fourhop.wire.generate import GenerateRequest, Targets
@@ -54,7 +54,7 @@ class Placer:
         has_choice = chooses or len(self.fleet.workers) > 2
         cached = self.progress.conversations.cached(run) if has_choice else {}
         candidates = self.fleet.shortlist(run.excluded, *cached)
-        knowing = self._knowing(run, candidates)
+        knowing = self.progress.conversations.knowing(cached)
         if self.config.placement == "local":
             return place_whole(candidates, Reason.LOCAL, knowing)
         found = place(
@@ -88,12 +88,6 @@ class Placer:
         option, _ = self._weigh(run, workers, cached, self.clock())
         start = self.fleet.workers[option.engine]
         return option.num_missed < SURELY_MISSED and len(start.backlog.prompts) < PROMPTS_AHEAD
-
-    def _knowing(self, run: Run, candidates: Sequence[Candidate]) -> list[str]:
-        """Engines that have most of the prompt's beginning, where there is a choice to be made."""
-        if len(candidates) <= 2:
-            return []
-        return self.progress.conversations.knowing(run, [self.fleet.workers[one.name] for one in candidates])
 
     def _choose(self, run: Run, workers: list[Worker], cached: Mapping[str, int]) -> Placement:
         now_s = self.clock()
