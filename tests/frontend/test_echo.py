@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -17,6 +18,7 @@ from starlette.applications import Starlette
 from fakes.asgi import Exchange
 from fakes.toy import BOS, EOS, VOCAB_SIZE, write_toy_checkpoint
 from fourhop.checkpoint import Checkpoint
+from fourhop.frontend import echo, generation
 from fourhop.frontend.app import create
 from fourhop.frontend.config import FrontendConfig
 from fourhop.service import ServerConfig
@@ -281,6 +283,27 @@ def test_what_is_out_of_range_is_refused_by_path(folder: Path, path: str, fields
     for stream in (False, True):
         error = json.loads(post(app, path, fields | {"stream": stream}, status=400))["error"]
         assert error["param"] == param and error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_told_of_a_prompt_is_read_beside_the_event_loop(
+    folder: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long prompt with many alternatives takes a while: nobody else waits for it (case 19)."""
+    threads: list[threading.Thread] = []
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            threads.append(threading.current_thread())
+            return function(*args)
+
+        return noted
+
+    for module, name in ((generation, "prompt_texts"), (echo, "prompt_as_completion")):
+        monkeypatch.setattr(module, name, noting(getattr(module, name)))
+    app = frontend(folder, TellingServer([[*b"c"], [*b"d"]]))
+    post(app, COMPLETION, {"prompt": "ab", "echo": True, "logprobs": 1, "n": 2, "stream": stream})
+    assert len(threads) == 3 and threading.main_thread() not in threads
 
 
 # Case 52: through derender

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Generation:
         self._life = life
         self._names = dict(names)
         self._first_index = first_index
+        self._begun: set[int] = set()
         self._derenderers = [Derenderer.start(context, index) for index in range(request.sampling_params.n)]
 
     def rename(self, names: Mapping[str, str]) -> None:
@@ -70,12 +72,12 @@ class Generation:
         self._life.sent()
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
-                self._note(chunk)
+                await self._note(chunk)
                 for choice in chunk.choices:
                     if choice.finish_reason is not None:
                         at_work.discard(choice.index)
                     if choice.index in unfinished:
-                        delta = self._feed(choice)
+                        delta = await self._fed(choice)
                         if delta.finish_reason is not None:
                             unfinished.discard(choice.index)
                         yield Gain(self._first_index + choice.index, delta)
@@ -94,6 +96,13 @@ class Generation:
             rename(error, self._names)
             raise
 
+    async def _fed(self, choice: ChunkChoice) -> Delta:
+        """What a choice gained. With what was told of the prompt, the first may be much: done beside the event loop."""
+        if self.prompt_logprobs is None or choice.index in self._begun:
+            return self._feed(choice)
+        self._begun.add(choice.index)
+        return await asyncio.to_thread(self._feed, choice)
+
     def _feed(self, choice: ChunkChoice) -> Delta:
         delta = self._derenderers[choice.index].feed(choice, self.prompt_logprobs)
         self.num_tokens += delta.num_tokens
@@ -101,11 +110,11 @@ class Generation:
         self._life.num_completion_tokens += delta.num_tokens
         return delta
 
-    def _note(self, chunk: GenerateChunk) -> None:
+    async def _note(self, chunk: GenerateChunk) -> None:
         self._life.heard(chunk)
         if chunk.usage is not None:
             self.prompt_details = chunk.usage.prompt_tokens_details
         if chunk.prompt_logprobs is not None:
-            self.prompt_logprobs = prompt_texts(chunk.prompt_logprobs, self._tokenizer)
+            self.prompt_logprobs = await asyncio.to_thread(prompt_texts, chunk.prompt_logprobs, self._tokenizer)
         if chunk.kv_transfer_params is not None:
             self.kv_transfer_params = chunk.kv_transfer_params

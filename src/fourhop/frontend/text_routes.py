@@ -114,7 +114,7 @@ class _Texts:
 def _is_short(request: ChatDerenderRequest) -> bool:
     """Whether this is a few tokens in the middle of a stream: less work than handing it to a thread and back."""
     chunk = request.generate_chunk
-    if not request.stream or request.stream_state == NULL or chunk is None:
+    if not request.stream or request.stream_state == NULL or chunk is None or chunk.prompt_logprobs is not None:
         return False
     return sum(len(choice.token_ids) for choice in chunk.choices) <= MAX_SHORT_TOKENS
 
