@@ -34,8 +34,13 @@ def leftovers_at(router: Router, now_s: float) -> list[str]:
     for worker in router.fleet.workers.values():
         if worker.in_flight:
             left.append(f"the router has {worker.in_flight} requests at {worker.name}")
+        backlog = worker.backlog
+        if backlog.prompts or backlog.staying or backlog.arriving or backlog.streams or backlog.late:
+            left.append(f"the router expects work of {worker.name}: {backlog}")
         if worker.down is not None:
             left.append(f"the router has {worker.name} down: {worker.down}")
+    if len(router.queue):
+        left.append(f"{len(router.queue)} requests wait at the router")
     router.ledger.expire(now_s)
     if router.ledger.owed:
         left.append(f"the router's ledger has {list(router.ledger.owed.values())}")
