@@ -218,11 +218,17 @@ class Router:
         if request.kv_transfer_params is not None:
             raise ClientError("kv_transfer_params: transfers are the router's own affair", param="kv_transfer_params")
         limits = self._limits()
-        check_supported(request, routes=True)
-        check_request(msgspec.structs.replace(request, priority=0, targets=None), limits)
+        check_request(self._without_wishes(request), limits)
         if limits.max_model_len is not None:
             request = resolve_max_tokens(request, limits.max_model_len)
         return [Run(choice, Timeline(received_s)) for choice in split_choices(with_seed(request, self._draw_seed))]
+
+    def _without_wishes(self, request: GenerateRequest) -> GenerateRequest:
+        """The request without what is the router's own affair and no engine's."""
+        if request.priority == 0 and request.targets is None:
+            return request
+        check_supported(request, routes=True)
+        return msgspec.structs.replace(request, priority=0, targets=None)
 
     def _limits(self) -> Limits:
         """What every engine of the fleet can take, as far as they have said."""

@@ -206,7 +206,8 @@ class Fleet:
         self.num_prefill = sum(worker.role == "prefill" for worker in workers)
         for worker in workers:
             worker.last_seen_s = self.clock()
-            worker.costs, worker.ranks = EngineCosts(self.costs), self.ranks
+            worker.costs = EngineCosts(self.costs)
+            worker.ranks = self.ranks if self.is_large else None
             worker.rank()
 
     async def close(self) -> None:
@@ -221,8 +222,15 @@ class Fleet:
             if worker.is_usable and worker.name not in excluded
         ]
 
+    @property
+    def is_large(self) -> bool:
+        """Whether there are so many engines that a choice looks at some only."""
+        return len(self.workers) > SHORT
+
     def shortlist(self, excluded: frozenset[str], *also: str | None) -> list[Candidate]:
         """The candidates worth looking at: of each kind the few with the least to do, and those that are named."""
+        if not self.is_large:
+            return self.candidates(excluded)
         workers = self.workers
         names = self.ranks.least(lambda name: workers[name].is_usable and name not in excluded)
         more = [name for name in also if name is not None and name not in names and name not in excluded]
