@@ -121,6 +121,12 @@ def test_chat(folder: Path) -> None:
     assert upstream.requests[0].sampling_params.max_tokens == 5
 
 
+def test_a_priority_is_for_who_serves_to_take_or_refuse(folder: Path) -> None:
+    upstream = script()
+    chat(frontend(folder, upstream), priority=-3)
+    assert upstream.requests[0].priority == -3
+
+
 def test_stream_has_role_deltas_finish_and_done(folder: Path) -> None:
     chunks = chat_events(frontend(folder, script("Héllo")))
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}

@@ -211,7 +211,6 @@ def test_offsets_only_when_asked_for(renderer: Renderer) -> None:
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"cache_salt": ""}, "cache_salt"),
-        ({"priority": 1}, "priority"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
