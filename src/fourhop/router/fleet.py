@@ -228,16 +228,20 @@ class Fleet:
         return len(self.workers) > SHORT
 
     def shortlist(self, excluded: frozenset[str], *also: str | None) -> list[Candidate]:
-        """The candidates worth looking at: of each kind the few with the least to do, and those that are named."""
-        if not self.is_large:
-            return self.candidates(excluded)
+        """The candidates worth looking at; see `few`."""
+        return [worker.as_candidate() for worker in self.few(excluded, *also)]
+
+    def few(self, excluded: frozenset[str], *also: str | None) -> list[Worker]:
+        """The engines worth looking at: of each kind the few with the least to do, and those that are named."""
         workers = self.workers
+        if not self.is_large:
+            return [one for one in workers.values() if one.is_usable and one.name not in excluded]
         names = self.ranks.least(lambda name: workers[name].is_usable and name not in excluded)
         more = [name for name in also if name is not None and name not in names and name not in excluded]
         if len(more) > SHORT:
             more = nsmallest(SHORT, more, key=lambda name: workers[name].in_flight)
         names += [name for name in dict.fromkeys(more) if workers[name].is_usable]
-        return [workers[name].as_candidate() for name in names]
+        return [workers[name] for name in names]
 
     def succeeded(self, worker: Worker) -> None:
         worker.num_faults = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fourhop.router.choice import Aim, Option, Prospect, aim_of, choose
@@ -33,6 +33,12 @@ def targets_of(request: GenerateRequest, config: GoodputConfig) -> Targets:
     return Targets(ttft_ms=own.ttft_ms or config.ttft_ms, itl_ms=own.itl_ms or config.itl_ms)
 
 
+def can_split(workers: Sequence[Worker]) -> bool:
+    """Whether some prefill engine can hand over to some decode engine."""
+    exchanges = {worker.exchange for worker in workers if worker.role == "decode"} - {None}
+    return any(worker.role == "prefill" and worker.exchange in exchanges for worker in workers)
+
+
 @dataclass(frozen=True)
 class Placer:
     """Decides for each run that has no token yet, by `--placement`."""
@@ -53,21 +59,17 @@ class Placer:
         chooses = self.config.placement == "auto" and self.is_informed
         has_choice = chooses or len(self.fleet.workers) > 2
         cached = self.progress.conversations.cached(run) if has_choice else {}
-        candidates = self.fleet.shortlist(run.excluded, *cached)
+        workers = self.fleet.few(run.excluded, *cached)
+        is_new, most = not run.request.output_token_ids, run.request.sampling_params.max_tokens
+        if chooses and is_new and most != 1 and can_split(workers):
+            return self._choose(run, workers, cached)
+        candidates = [worker.as_candidate() for worker in workers]
         knowing = self.progress.conversations.knowing(cached)
         if self.config.placement == "local":
             return place_whole(candidates, Reason.LOCAL, knowing)
-        found = place(
-            candidates,
-            wants_split=not run.request.output_token_ids,
-            max_tokens=run.request.sampling_params.max_tokens,
-            prefer=knowing,
-        )
+        found = place(candidates, wants_split=is_new, max_tokens=most, prefer=knowing)
         if found is None or not found.is_split:
             return found
-        workers = [self.fleet.workers[one.name] for one in candidates]
-        if chooses:
-            return self._choose(run, workers, cached)
         if self.config.ttft_ms or self.config.itl_ms or run.request.targets:
             self._reserve(run, self.fleet.workers[found.engine], workers)
         return found
@@ -82,8 +84,8 @@ class Placer:
     def fits(self, run: Run) -> bool | None:
         """Whether the run, placed now, is predicted to be in time and to make nobody late; None if nobody can tell."""
         cached = self.progress.conversations.cached(run)
-        workers = [self.fleet.workers[one.name] for one in self.fleet.shortlist(run.excluded, *cached)]
-        if {"prefill", "decode"} - {worker.role for worker in workers} or not self.is_informed:
+        workers = self.fleet.few(run.excluded, *cached)
+        if not can_split(workers) or not self.is_informed:
             return None
         option, _ = self._weigh(run, workers, cached, self.clock())
         start = self.fleet.workers[option.engine]
