@@ -68,7 +68,7 @@ def is_alive(pid: int) -> bool:
 
 def metric(url: str, name: str) -> float:
     """The sum of a metric over its labels."""
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
     values = [line.rpartition(" ")[2] for line in lines if re.match(rf"{name}(\{{| )", line)]
     assert values, f"{url} has no metric {name}"
     return sum(float(value) for value in values)

@@ -169,7 +169,7 @@ class Target:
     def check(self, bad: Bad, headers: dict[str, str] | None = None) -> None:
         """The bad request is refused as it should be, and then the good one is answered as on a fresh server."""
         headers = headers or {"Content-Type": "application/json"}
-        refusal = httpx.post(self.url + bad.path, content=bad.content(), headers=headers)
+        refusal = httpx.post(self.url + bad.path, content=bad.content(), headers=headers, timeout=60)
         assert refusal.status_code == bad.status, refusal.text
         error = refusal.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
@@ -180,7 +180,7 @@ class Target:
 
 def answer(url: str, path: str) -> Any:
     """What a good request gets, without what differs from time to time."""
-    reply = httpx.post(url + path, json=GOOD[path])
+    reply = httpx.post(url + path, json=GOOD[path], timeout=60)
     assert reply.status_code == 200, reply.text
     body = reply.json()
     return body["choices"], {name: count for name, count in body["usage"].items() if isinstance(count, int)}
@@ -235,5 +235,5 @@ def test_another_type_of_content(serve: Target) -> None:
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", CHAT, 405), ("POST", "/v1/nothing", 404)])
 def test_paths_and_methods(serve: Target, method: str, path: str, status: int) -> None:
-    refusal = httpx.request(method, serve.url + path)
+    refusal = httpx.request(method, serve.url + path, timeout=60)
     assert (refusal.status_code, refusal.json()["error"]["code"]) == (status, status)

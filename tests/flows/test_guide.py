@@ -97,6 +97,6 @@ def test_two_steps_of_an_openai_client(model: str, three_hops: tuple[str, str]) 
 
 
 def transfers(url: str) -> float:
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
     (line,) = [line for line in lines if line.startswith("fourhop:kv_transfers_total{")]
     return float(line.rpartition(" ")[2])

@@ -129,7 +129,7 @@ def tokens_of(answer: httpx.Response) -> list[int]:
 def recover(pipeline: Pipeline, expected: list[list[int]]) -> None:
     """Every engine is back, requests are split again, no block is in use and no ticket is open."""
     until(lambda: all(is_idle(url) for url in pipeline.urls.values()), RESTART_LIMIT_S)
-    until(lambda: httpx.get(f"{pipeline.url}/health").status_code == 200, LIMIT_S)
+    until(lambda: httpx.get(f"{pipeline.url}/health", timeout=60).status_code == 200, LIMIT_S)
     before = metric(pipeline.urls["decode-0"], "fourhop:kv_transfers_total")
 
     def is_split() -> bool:
@@ -144,7 +144,7 @@ def recover(pipeline: Pipeline, expected: list[list[int]]) -> None:
 def is_idle(url: str) -> bool:
     """The engine answers, computes nothing, and all of its blocks are free."""
     try:
-        info = httpx.get(f"{url}/worker").raise_for_status().json()
+        info = httpx.get(f"{url}/worker", timeout=60).raise_for_status().json()
     except httpx.HTTPError:
         return False
     busy = {name: count for name, count in info.items() if name in ("num_held_blocks", "num_running", "num_waiting")}
@@ -171,7 +171,7 @@ def test_with_no_engine_left_requests_are_told_so(pipeline: Pipeline, expected: 
     assert int(refusal.headers["Retry-After"]) >= 1
     message = refusal.json()["error"]["message"]
     assert all(url in message for url in pipeline.urls.values()), message
-    assert httpx.get(f"{pipeline.url}/health").status_code == 503
+    assert httpx.get(f"{pipeline.url}/health", timeout=60).status_code == 503
     recover(pipeline, expected)
 
 

@@ -56,7 +56,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 
 
 def ask(url: str, **changes: Any) -> list[Choice]:
-    answer = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, "return_token_ids": True, **changes})
+    answer = httpx.post(
+        f"{url}/v1/completions", json={"prompt": PROMPT, "return_token_ids": True, **changes}, timeout=60
+    )
     assert answer.status_code == 200, answer.text
     names = ("text", "token_ids", "finish_reason", "stop_reason")
     body = answer.json()
@@ -134,13 +136,15 @@ def test_how_likely_a_prompt_is(both: Both, max_tokens: int) -> None:
     from one engine and from two, in one piece and as a stream."""
     before = both.num_transfers()
     request = {"prompt": PROMPT, "echo": True, "logprobs": 2, "max_tokens": max_tokens, "temperature": 0}
-    answers = [httpx.post(f"{url}/v1/completions", json=request).json() for url in [both.one, both.split.url] * 2]
+    answers = [
+        httpx.post(f"{url}/v1/completions", json=request, timeout=60).json() for url in [both.one, both.split.url] * 2
+    ]
     (choice,) = answers[0]["choices"]
     for (other,) in (answer["choices"] for answer in answers):
         assert (other["text"], other["finish_reason"]) == (choice["text"], choice["finish_reason"])
         check_logprobs(other["logprobs"], choice["logprobs"])
     for url in (both.one, both.split.url):
-        events = httpx.post(f"{url}/v1/completions", json=request | {"stream": True}).text.split("\n\n")
+        events = httpx.post(f"{url}/v1/completions", json=request | {"stream": True}, timeout=60).text.split("\n\n")
         chunks = [json.loads(event.removeprefix("data: ")) for event in events if event not in ("", "data: [DONE]")]
         parts = [part for chunk in chunks for part in chunk["choices"]]
         assert "".join(part["text"] for part in parts) == choice["text"]

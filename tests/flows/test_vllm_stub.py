@@ -187,4 +187,4 @@ def test_a_refusal_keeps_its_status_and_its_words(vllm: VLLM, client: OpenAI) ->
 
 
 def test_the_frontend_is_well_when_vllm_is(url: str) -> None:
-    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.get(f"{url}/health", timeout=60).status_code == 200

@@ -29,6 +29,6 @@ def test_workers_share_a_port_and_one_that_dies_is_replaced(tmp_path: Path) -> N
         workers = [int(pid) for pid in children.read_text().split()]
         assert len(workers) == 2 and killed not in workers
         for _ in range(8):
-            answer = httpx.post(f"{url}/tokenize", json={"prompt": "hi"})
+            answer = httpx.post(f"{url}/tokenize", json={"prompt": "hi"}, timeout=60)
             assert answer.json()["tokens"] == [104, 105]
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
