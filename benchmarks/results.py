@@ -123,7 +123,9 @@ def section(results: dict[str, dict[str, Any]]) -> str:
         lines.append(
             ", ".join(f"{name} {machine[name]}" for name in ("processor", "cores", "memory", "packages")) + "."
         )
-    lines += [f"`{each['command']}`: {each['date']}, {len(each['runs'])} runs." for each in results.values()]
+    for each in results.values():
+        num_runs = len(each["runs"])
+        lines.append(f"`{each['command']}`: {each['date']}, {num_runs} run{'' if num_runs == 1 else 's'}.")
     return "\n".join(lines) + "\n"
 
 
