@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ NUM_TOKENS = 60
 KILL_WITHIN_S = 0.25
 START_S = 120.0
 TELL_EVERY = 50
+PORTS = range(20_000, 32_000)
 SETTLE_S = 20.0
 END_S = 30.0
 """A request that has no end after that hangs."""
@@ -174,9 +175,11 @@ async def is_free(engine: RemoteWorker) -> bool:
 @asynccontextmanager
 async def fleet(connector: str) -> AsyncIterator[Fleet]:
     """All processes, started, and killed on the way out."""
-    engines = [engine_child(name, connector) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1")]
+    ports = free_ports()
+    names = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+    engines = [engine_child(name, connector, next(ports), next(ports)) for name in names]
     urls = [part for child in engines for part in (f"--{child.name.partition('-')[0]}", child.url)]
-    port = free_port()
+    port = next(ports)
     router = Child(
         "router", port, ("-m", "fourhop", "router", "--port", str(port), *urls, *ROUTER_FLAGS, *QUICK_PROBES)
     )
@@ -195,14 +198,20 @@ def joined(children: list[Child], router: Child, engines: list[Child], session: 
     return Fleet(children, server, [RemoteWorker(child.url, session) for child in engines], Tally())
 
 
-def engine_child(name: str, connector: str) -> Child:
-    port = free_port()
-    return Child(name, port, (str(TOY_SERVER), connector, str(port), str(free_port())))
+def engine_child(name: str, connector: str, port: int, kv_port: int) -> Child:
+    return Child(name, port, (str(TOY_SERVER), connector, str(port), str(kv_port)))
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def free_ports() -> Iterator[int]:
+    """Different ports that nobody listens at, below those that the system gives to outgoing connections: a process that
+    was killed finds its own again."""
+    return filter(is_free_port, random.SystemRandom().sample(PORTS, len(PORTS)))
+
+
+def is_free_port(port: int) -> bool:
+    with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        return True
+    return False
 
 
 async def play_all(connector: str, count: int, seed: int) -> Tally:
