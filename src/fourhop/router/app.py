@@ -28,7 +28,6 @@ from fourhop.router.history import History, history_route
 from fourhop.router.keys import ACCOUNT, KeyGuard, read_keys, with_salt
 from fourhop.router.leases import LeaseKeeper
 from fourhop.router.ledger import Ledger
-from fourhop.router.membership import Membership, membership_routes
 from fourhop.router.metrics import RouterMetrics, StateCollector
 from fourhop.router.migration import Migration, migration_routes
 from fourhop.router.placement import Placer
@@ -117,8 +116,6 @@ class Router:
         self.queue = Queue(goodput.max_queued)
         registry.register(StateCollector(self.fleet, self.ledger, self.leases, self.queue, wall_clock))
         self.migration = Migration(self.fleet, self._runs)
-        self.membership = Membership(config, self.fleet, self.ledger, self.migration)
-        self.membership.on_gone = self.caches.leave
         handover = Handover(self.fleet, self.ledger, self.releaser, self.metrics, wall_clock)
         conversations = Conversations(
             config, self.fleet, self.ledger, self.releaser, self.metrics, wall_clock, new_id, self.caches
@@ -142,11 +139,17 @@ class Router:
     async def start(self) -> None:
         """Connect to the engines and look at each once. An engine that is not there is waited for, not an error."""
         dial = await self._resources.enter_async_context(self._dial(self.config))
-
-        def hire(url: str, role: EngineRole) -> Worker:
-            return Worker(url, role, *dial(url), self.config.handoff, self.config.endpoint(url))
-
-        await self.fleet.start(self.membership.begin(self.config, hire))
+        roles: tuple[tuple[EngineRole, tuple[str, ...]], ...] = (
+            ("prefill", self.config.prefill),
+            ("decode", self.config.decode),
+        )
+        await self.fleet.start(
+            [
+                Worker(url, role, *dial(url), self.config.handoff, self.config.endpoint(url))
+                for role, urls in roles
+                for url in urls
+            ]
+        )
         self._housekeeping = asyncio.create_task(self._keep_house(), name="router housekeeping")
 
     async def close(self) -> None:
@@ -170,7 +173,6 @@ class Router:
             self.releaser.retry_leaks()
             await self.leases.renew()
             await self.migration.go_on()
-            await self.membership.look()
             self._gate.changed()
 
     @asynccontextmanager
@@ -292,8 +294,7 @@ def guard(app: Starlette, goodput: GoodputConfig) -> None:
 def router_routes(router: Router, models: Sequence[str] = ()) -> list[Route]:
     """What a router does for others: tokens, and the moving of requests. Its health is the process's affair."""
     tokens = token_routes(router, abort=router.abort, models=models, routes=True)
-    members = membership_routes(router.membership)
-    return [*tokens, *migration_routes(router.migration), *members, history_route(router.history)]
+    return [*tokens, *migration_routes(router.migration), history_route(router.history)]
 
 
 def health_route(router: Router) -> Route:

@@ -41,11 +41,6 @@ class Caches:
             self._subscriptions = Subscriptions(self.index)
         self._subscriptions.follow(worker.name, endpoint, replay)
 
-    def leave(self, engine: str) -> None:
-        """The engine is none of ours any more."""
-        if self._subscriptions is not None:
-            self._subscriptions.leave(engine)
-
     def num_cached(self, run: Run, worker: Worker) -> int | None:
         """How many tokens of the prompt's beginning an engine has; None if it does not tell, as of salted ones."""
         if worker.name not in self.index or run.request.cache_salt:

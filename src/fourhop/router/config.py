@@ -61,8 +61,6 @@ class RouterConfig:
     Attributes:
         prefill: URLs of the engines that prompts go to.
         decode: URLs of the engines that tokens come from.
-        engines_file: JSON file with the URLs instead, `{"prefill": [...], "decode": [...]}`, read again when it
-            changes: engines join, and leave when they have nothing left to do.
         handoff: How KV moves between engines that are stock vLLMs, by their connector; store is any that finds it by
             its tokens. Ours tell it themselves. Default: it does not, and such an engine does whole requests.
         handoff_endpoints: JSON object of URL to where that engine's connector listens, where that is not the default:
@@ -88,7 +86,6 @@ class RouterConfig:
 
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
-    engines_file: Path | None = None
     handoff: Name | None = None
     handoff_endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     kv_events: Mapping[str, EventSource] = field(default_factory=dict)
@@ -110,20 +107,18 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         urls = self.prefill + self.decode
-        if self.engines_file is not None and urls:
-            raise StartError("engines are named by --engines-file or by --prefill and --decode, not by both")
-        if self.engines_file is None:
-            check_urls(urls)
-            self._check_known(urls)
-        self._check_numbers()
-
-    def _check_known(self, urls: tuple[str, ...]) -> None:
+        if not urls:
+            raise StartError("a router needs at least one engine: --prefill URL, --decode URL")
+        for url in urls:
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+                raise StartError(f"not the URL of an engine: {url}")
+        twice = sorted({url for url in urls if urls.count(url) > 1})
+        if twice:
+            raise StartError(f"an engine can have one role only: {twice[0]} is listed twice")
         for name, told in (("handoff_endpoints", self.handoff_endpoints), ("kv_events", self.kv_events)):
             unknown = sorted(set(told) - set(urls))
             if unknown:
                 raise StartError(f"{name} has {unknown[0]}, which is no engine of this router")
-
-    def _check_numbers(self) -> None:
         if self.max_retries < 0 or self.max_num_choices < 1 or self.max_logprobs < 0:
             raise StartError("max_retries and max_logprobs must not be negative, max_num_choices at least 1")
         if self.kv_recompute_threshold < 1 or self.max_prefix_pages < 0 or self.max_history < 0:
@@ -145,15 +140,3 @@ class RouterConfig:
         """Where the connector of the engine at `url` listens."""
         endpoint = self.handoff_endpoints.get(url, Endpoint())
         return endpoint if endpoint.host else msgspec.structs.replace(endpoint, host=urlsplit(url).hostname or "")
-
-
-def check_urls(urls: tuple[str, ...]) -> None:
-    """Raises StartError unless these can be the engines of a router."""
-    if not urls:
-        raise StartError("a router needs at least one engine: --prefill URL, --decode URL")
-    for url in urls:
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise StartError(f"not the URL of an engine: {url}")
-    twice = sorted({url for url in urls if urls.count(url) > 1})
-    if twice:
-        raise StartError(f"an engine can have one role only: {twice[0]} is listed twice")

@@ -97,8 +97,7 @@ def _differ(one: Worker, other: Worker) -> bool:
 
 @dataclass
 class Worker:
-    """One engine. `down` says why it gets no requests, None when it does; a draining one is well but gets none either,
-    and one that is leaving is forgotten when it has nothing left.
+    """One engine. `down` says why it gets no requests, None when it does; a draining one is well but gets none either.
 
     `num_heard` counts the chunks that it sent, of which `num_heard_before` are known to the fleet: an engine whose
     streams go on is alive, whatever its health says. `last_seen_s` is when it was last known to be. `handoff` is how it
@@ -114,7 +113,6 @@ class Worker:
     info: WorkerInfo | None = None
     down: str | None = "not seen yet"
     is_draining: bool = False
-    is_leaving: bool = False
     in_flight: int = 0
     num_placed: int = 0
     num_heard: int = 0
@@ -192,7 +190,7 @@ class Fleet:
     arrivals: Arrivals = field(default_factory=Arrivals)
     num_prefill: int = 0
     ranks: Ranks = field(default_factory=Ranks)
-    _watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _watchers: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self, workers: list[Worker]) -> None:
         """Look at every engine once, then watch them."""
@@ -200,51 +198,22 @@ class Fleet:
         await asyncio.gather(*(self.look(worker) for worker in workers))
         for worker in workers:
             self._compare(worker)
-            self._begin_watch(worker)
+        self._watchers = [asyncio.create_task(self._watch(worker), name=f"watch {worker.name}") for worker in workers]
 
     def adopt(self, workers: list[Worker]) -> None:
         """These are the engines from now on."""
-        self.workers = {}
+        self.workers = {worker.name: worker for worker in workers}
+        self.num_prefill = sum(worker.role == "prefill" for worker in workers)
         for worker in workers:
-            self._add(worker)
-        self._order()
-
-    async def join(self, worker: Worker) -> None:
-        """One engine more."""
-        self._add(worker)
-        self._order()
-        await self.look(worker)
-        self._begin_watch(worker)
-
-    async def drop(self, worker: Worker) -> None:
-        """One engine less; nothing is with it any more."""
-        watcher = self._watchers.pop(worker.name)
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
-        del self.workers[worker.name]
-        self._order()
-
-    def _add(self, worker: Worker) -> None:
-        worker.last_seen_s = self.clock()
-        worker.costs = EngineCosts(self.costs)
-        self.workers[worker.name] = worker
-
-    def _order(self) -> None:
-        """Count and rank the engines, which are others than before."""
-        self.num_prefill = sum(worker.role == "prefill" for worker in self.workers.values())
-        self.ranks = Ranks()
-        for worker in self.workers.values():
+            worker.last_seen_s = self.clock()
+            worker.costs = EngineCosts(self.costs)
             worker.ranks = self.ranks if self.is_large else None
             worker.rank()
 
-    def _begin_watch(self, worker: Worker) -> None:
-        self._watchers[worker.name] = asyncio.create_task(self._watch(worker), name=f"watch {worker.name}")
-
     async def close(self) -> None:
-        watchers = list(self._watchers.values())
-        for watcher in watchers:
+        for watcher in self._watchers:
             watcher.cancel()
-        await asyncio.gather(*watchers, return_exceptions=True)
+        await asyncio.gather(*self._watchers, return_exceptions=True)
 
     def candidates(self, excluded: frozenset[str] = frozenset()) -> list[Candidate]:
         return [
