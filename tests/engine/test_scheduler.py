@@ -144,6 +144,20 @@ def test_a_step_for_another_engine_is_small_whoever_else_waits() -> None:
     assert steps == [{0: 8}, {0: 8}, {0: 4, 1: 4}, {1: 6, 2: 2}, {2: 14}]
 
 
+def test_a_prompt_for_another_engine_goes_on_beside_many_decodes() -> None:
+    scheduler = make_scheduler(num_blocks=32, budget=16, num_seqs=8, handover_budget=2)
+    for seq_id in range(4):
+        scheduler.add(make_sequence(seq_id, [10 + seq_id], max_tokens=30))
+    run_step(scheduler)
+    scheduler.add(make_sequence(9, list(range(50, 58)), max_tokens=1, hold=True))
+    sizes = []
+    for _ in range(4):
+        step, _ = run_step(scheduler)
+        assert len(step.work) == 5
+        sizes += [item.num_tokens for item in step.work if item.sequence.seq_id == 9]
+    assert sizes == [2, 2, 2, 2]
+
+
 def test_a_prompt_is_admitted_whole_or_not_at_all() -> None:
     """Two prompts of 6 blocks and a pool of 8: both finish, one after the other, and neither waits half-admitted."""
     scheduler = make_scheduler(num_blocks=8, budget=8)

@@ -15,6 +15,7 @@ from fakes.toy_fleet import toy_fleet
 from fourhop.engine.publisher import EventPublisher
 from fourhop.kv.config import KVEventsConfig
 from fourhop.router.cacheindex import CacheIndex, chain
+from fourhop.router.caches import reachable
 from fourhop.router.subscriber import Subscriptions
 from fourhop.wire.errors import StartError
 from fourhop.wire.events import BlockRemoved, BlockStored, sequence_bytes
@@ -137,6 +138,29 @@ def test_an_engine_that_counts_anew_is_known_anew() -> None:
             assert len(index) == 1
 
     run(scenario())
+
+
+def test_an_address_that_makes_no_sense_is_told_and_nothing_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        index = CacheIndex()
+        subscriptions = Subscriptions(index)
+        try:
+            subscriptions.follow("e", "127.0.0.1:5557", "")
+            await until(lambda: "cannot be heard" in caplog.text)
+            assert "e" not in index
+        finally:
+            await subscriptions.close()
+
+    run(scenario())
+
+
+def test_an_engine_is_reached_where_its_url_says() -> None:
+    url = "http://10.0.0.1:8000"
+    for told in ("tcp://*:5557", "tcp://0.0.0.0:5557", "tcp://127.0.0.1:5557"):
+        assert reachable(told, url) == "tcp://10.0.0.1:5557"
+    assert reachable("tcp://10.0.0.9:5557", url) == "tcp://10.0.0.9:5557"
+    assert reachable("ipc:///tmp/x", url) == "ipc:///tmp/x"
+    assert reachable("", url) == ""
 
 
 def test_nonsense_is_skipped() -> None:

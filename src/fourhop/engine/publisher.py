@@ -44,7 +44,9 @@ class EventPublisher:
         self.replay_endpoint = "" if replay is None else bound_to(replay)
         self._thread = None
         if replay is not None:
-            self._thread = threading.Thread(target=self._serve_replay, args=(replay,), name="kv-events-replay")
+            self._thread = threading.Thread(
+                target=self._serve_replay, args=(replay,), name="kv-events-replay", daemon=True
+            )
             self._thread.start()
 
     def publish(self, events: list[Event]) -> None:

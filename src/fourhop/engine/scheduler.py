@@ -7,7 +7,7 @@ running sequence gives its blocks back and waits at the front, to be recomputed:
 another engine may be reading (`held_as`) are never given back.
 
 Blocks travel from step to step, and what a hand-over waits for is those of the last one: a step that computes a prompt
-to be held takes no more than `max_handover_tokens`.
+to be held takes no more than `max_handover_tokens` of prompts, beside its decodes.
 
 A sequence that wants its prompt's log-probabilities computes every token of it, in chunks small enough for their logits
 (`max_prompt_logits`), and finds nothing in the prefix cache, as in vLLM: what is cached has no logits.
@@ -70,6 +70,7 @@ class Step:
     loads: list[Load] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     num_tokens: int = 0
+    num_prefill_tokens: int = 0
     num_prompt_logits: int = 0
     hands_over: bool = False
 
@@ -77,6 +78,7 @@ class Step:
         samples = num_tokens == sequence.num_uncomputed
         self.work.append(Work(sequence, sequence.num_computed, num_tokens, samples))
         self.num_tokens += num_tokens
+        self.num_prefill_tokens += num_tokens if num_tokens > 1 else 0
         self.num_prompt_logits += self.work[-1].num_prompt_logits
         self.hands_over |= sequence.hold
 
@@ -216,8 +218,9 @@ class Scheduler:
     def _room(self, sequence: Sequence, step: Step) -> int:
         """How many tokens of the sequence the step can take."""
         hands_over = step.hands_over or sequence.hold
-        budget = self.limits.max_handover_tokens if hands_over else self.limits.max_num_batched_tokens
-        room = budget - step.num_tokens
+        room = self.limits.max_num_batched_tokens - step.num_tokens
+        if hands_over and sequence.num_uncomputed > 1:
+            room = min(room, self.limits.max_handover_tokens - step.num_prefill_tokens)
         if sequence.wants_prompt_logprobs:
             room = min(room, self.limits.max_prompt_logits - step.num_prompt_logits)
         return room

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from fourhop.router.cacheindex import CacheIndex, chain
 from fourhop.router.config import RouterConfig
@@ -30,8 +31,10 @@ class Caches:
         endpoint, replay = ("", "") if address is None else (address.endpoint, address.replay_endpoint)
         if worker.info is not None and not endpoint:
             endpoint, replay = worker.info.kv_events_endpoint, worker.info.kv_replay_endpoint
+        self.leave(worker.name)
         if not endpoint:
             return
+        endpoint, replay = reachable(endpoint, worker.name), reachable(replay, worker.name)
         if self._subscriptions is None:
             try:
                 from fourhop.router.subscriber import Subscriptions
@@ -40,6 +43,11 @@ class Caches:
                 return
             self._subscriptions = Subscriptions(self.index)
         self._subscriptions.follow(worker.name, endpoint, replay)
+
+    def leave(self, engine: str) -> None:
+        """What an earlier life of the engine told is not true any more."""
+        if self._subscriptions is not None:
+            self._subscriptions.leave(engine)
 
     def num_cached(self, run: Run, worker: Worker) -> int | None:
         """How many tokens of the prompt's beginning an engine has; None if it does not tell, as of salted ones."""
@@ -72,3 +80,12 @@ class Caches:
         if run.num_link_tokens != block_size:
             run.num_link_tokens, run.links = block_size, chain(run.request.token_ids, block_size)
         return run.links
+
+
+def reachable(address: str, url: str) -> str:
+    """Where an engine listens, as seen from here: one that names every interface, or its own, is at its URL's host."""
+    scheme, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or host not in ("*", "0.0.0.0", "127.0.0.1", "localhost"):
+        return address
+    return f"tcp://{urlsplit(url).hostname or host}:{port}"

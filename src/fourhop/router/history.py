@@ -30,7 +30,7 @@ class History:
         """By the id that a log line names: the router's, or a frontend's, which is its end. Raises NotFound."""
         story = self._stories.get(request_id)
         if story is None:
-            ends = (one for name, one in reversed(self._stories.items()) if request_id and name.endswith(request_id))
+            ends = (one for name, one in reversed(self._stories.items()) if name.endswith(f"-{request_id}"))
             story = next(ends, None)
         if story is None:
             raise NotFound(f"no request {request_id[:200]} among the last {len(self._stories)}", param="request_id")

@@ -69,7 +69,14 @@ class Subscriber:
         self._replayed_to = -1  # numbers up to it may arrive a second time, from the subscription
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled, or cannot go on: then nothing is known of the engine."""
+        try:
+            await self._listen()
+        except Exception:  # a task of its own: nobody else would tell
+            log.exception("the cache events of %s cannot be heard", self._engine)
+            self._index.forget(self._engine)
+
+    async def _listen(self) -> None:
         socket = self._context.socket(zmq.SUB)
         try:
             socket.subscribe(b"")
