@@ -14,29 +14,16 @@ import msgspec
 import pytest
 
 from contracts.token_server import chunks_of, tokens_of, until, usage_of
+from fakes.kv_world import make_ticket
 from fourhop.tokens.client import RemoteTokenServer
 from fourhop.tokens.connection import Timeouts, open_session
 from fourhop.tokens.worker import RemoteWorker
 from fourhop.wire.errors import FourhopError, PeerError, PeerRefused, PeerTimeout
 from fourhop.wire.generate import GenerateChunk, GenerateRequest, SamplingParams
 from fourhop.wire.logprobs import PromptLogprob
-from fourhop.wire.ticket import KVTicket
 from fourhop.wire.worker import PrefixRequest
 
-TICKET = KVTicket(
-    ticket_id="t",
-    connector="tcp",
-    epoch="1",
-    fingerprint="f",
-    token_hash="h",
-    expires_at_s=30.0,
-    engine_id="e",
-    request_id="r",
-    host="127.0.0.1",
-    port=1,
-    num_tokens=5,
-    block_ids=[],
-)
+TICKET = make_ticket("t", [0], "1")
 
 REQUEST = GenerateRequest(token_ids=[1, 2], sampling_params=SamplingParams(max_tokens=2, seed=1), request_id="mine")
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"

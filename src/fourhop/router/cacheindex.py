@@ -7,29 +7,23 @@ tokens alone.
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fourhop.router import prefixes
+from fourhop.router.prefixes import Page
 from fourhop.wire.events import BlockHash, BlockRemoved, BlockStored, Event
 
-Link = int
-"""A hash of a block's tokens and of all blocks before it, 64 bits, good in this process alone."""
+Link = Page
+"""A page of one block."""
 
-ROOT: Link = hash("fourhop cache index")
+ROOT: Link = hash("")
 
 
 def chain(token_ids: Sequence[int], block_size: int) -> list[Link]:
     """The links of a prompt's full blocks."""
-    raw = struct.pack(f"<{len(token_ids)}q", *token_ids)
-    width = block_size * 8
-    links: list[Link] = []
-    parent = ROOT
-    for start in range(0, len(raw) - width + 1, width):
-        parent = hash((parent, raw[start : start + width]))
-        links.append(parent)
-    return links
+    return list(prefixes.chain(ROOT, token_ids, block_size))
 
 
 @dataclass
@@ -107,13 +101,11 @@ class CacheIndex:
             return
         cache.block_size = event.block_size
         self.sizes.add(event.block_size)
-        raw = struct.pack(f"<{len(event.token_ids)}q", *event.token_ids)
-        width = event.block_size * 8
-        for number, name in enumerate(event.block_hashes):
-            parent = hash((parent, raw[number * width : (number + 1) * width]))
+        links = prefixes.chain(parent, event.token_ids, event.block_size)
+        for name, link in zip(event.block_hashes, links, strict=True):
             if name not in cache.link_of:
-                cache.link_of[name] = parent
-                counts = self._holders.setdefault(parent, {})
+                cache.link_of[name] = link
+                counts = self._holders.setdefault(link, {})
                 counts[engine] = counts.get(engine, 0) + 1
 
     def _remove(self, engine: str, cache: Cache, name: BlockHash) -> None:

@@ -31,8 +31,8 @@ class Caches:
         endpoint, replay = ("", "") if address is None else (address.endpoint, address.replay_endpoint)
         if worker.info is not None and not endpoint:
             endpoint, replay = worker.info.kv_events_endpoint, worker.info.kv_replay_endpoint
-        self.leave(worker.name)
         if not endpoint:
+            self.leave(worker.name)
             return
         endpoint, replay = reachable(endpoint, worker.name), reachable(replay, worker.name)
         if self._subscriptions is None:

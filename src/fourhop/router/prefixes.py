@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -62,12 +62,16 @@ def pages_of(token_ids: list[int], num_page_tokens: int, salt: str) -> list[Page
 def extend_pages(pages: list[Page], token_ids: list[int], num_page_tokens: int, salt: str) -> None:
     """Add the pages that `token_ids` has beyond those that are there already."""
     rest = token_ids[len(pages) * num_page_tokens :]
-    raw = struct.pack(f"<{len(rest)}q", *rest)
+    pages += chain(pages[-1] if pages else hash(salt), rest, num_page_tokens)
+
+
+def chain(parent: Page, token_ids: Sequence[int], num_page_tokens: int) -> Iterator[Page]:
+    """The whole pages of these tokens, which follow `parent`."""
+    raw = struct.pack(f"<{len(token_ids)}q", *token_ids)
     size = num_page_tokens * TOKEN_BYTES
-    parent = pages[-1] if pages else hash(salt)
     for start in range(0, len(raw) - size + 1, size):
         parent = hash((parent, raw[start : start + size]))
-        pages.append(parent)
+        yield parent
 
 
 @dataclass

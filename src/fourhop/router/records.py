@@ -103,8 +103,8 @@ def steps_of(runs: Iterable[Run]) -> list[Step]:
     for number, run in enumerate(several):
         prefix = f"choice {number}: " if len(several) > 1 else ""
         received_s = run.timeline.at_s[Moment.RECEIVED]
-        told = [(at_s, WORDS[Moment(name)]) for name, at_s in run.timeline.at_s.items() if name in WORDS]
-        if number:
-            told = [(at_s, what) for at_s, what in told if what not in (WORDS[Moment.RECEIVED], WORDS[Moment.ADMITTED])]
+        shared = (Moment.RECEIVED, Moment.ADMITTED) if number else ()
+        moments = [(name, at_s) for name, at_s in run.timeline.at_s.items() if name in WORDS and name not in shared]
+        told = [(at_s, WORDS[Moment(name)]) for name, at_s in moments]
         steps += [Step(at_s - received_s, prefix + what) for at_s, what in [*told, *run.told]]
     return sorted(steps, key=lambda step: step.after_s)
