@@ -43,6 +43,8 @@ def chat_of_messages(request: MessagesRequest, switches: Sequence[str]) -> ChatC
         top_k=request.top_k,
         seed=request.seed,
         cache_salt=request.cache_salt,
+        priority=request.priority,
+        targets=request.targets,
     )
 
 

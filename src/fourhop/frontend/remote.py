@@ -33,8 +33,8 @@ from fourhop.tokens.client import id_header
 from fourhop.tokens.connection import Session, Timeouts, call, request_headers
 from fourhop.tokens.server import TokenServer, collect
 from fourhop.wire import sse
-from fourhop.wire.errors import ClientError, PeerError
-from fourhop.wire.generate import GenerateChunk, GenerateRequest
+from fourhop.wire.errors import ClientError, PeerError, client_error
+from fourhop.wire.generate import GenerateChunk, GenerateRequest, Targets
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -80,11 +80,11 @@ class Endpoint:
         """The request as the token server takes it. Raises ClientError."""
         path = self.path + "/render"
         if not self.is_list:
-            return cleaned(await text.ask(path, body, GenerateRequest, name))
+            return with_targets(cleaned(await text.ask(path, body, GenerateRequest, name)), body)
         rendered = await text.ask(path, body, list[GenerateRequest], name)
         if len(rendered) != 1:
             raise ClientError("prompt: one at a time where text is rendered elsewhere", param="prompt")
-        return cleaned(rendered[0])
+        return with_targets(cleaned(rendered[0]), body)
 
     def whole(self, body: Body, request: GenerateRequest, answer: object) -> Body:
         """What is asked to derender a whole answer."""
@@ -135,6 +135,14 @@ def cleaned(request: GenerateRequest) -> GenerateRequest:
     }
     params = msgspec.structs.replace(params, structured_outputs=structure or None)
     return msgspec.structs.replace(request, sampling_params=params)
+
+
+def with_targets(request: GenerateRequest, body: Body) -> GenerateRequest:
+    """A rendered request with the client's targets, which a stock vLLM reads over. Raises ClientError."""
+    try:
+        return msgspec.structs.replace(request, targets=msgspec.convert(body.get("targets"), Targets | None))
+    except msgspec.ValidationError as error:
+        raise client_error(error, "targets") from None
 
 
 @dataclass(frozen=True)

@@ -219,6 +219,7 @@ class Renderer:
             return_token_ids=request.return_token_ids,
             cache_salt=request.cache_salt,
             priority=0 if request.priority is None else request.priority,
+            targets=request.targets,
             kv_transfer_params=transfer,
         )
 
@@ -244,7 +245,8 @@ class Renderer:
     def _check(self, rendered: GenerateRequest, names: Mapping[str, str], *, has_own_ids: bool) -> None:
         """Ranges, ids and counts, as every TokenServer checks them; the path is that of the client's own field.
 
-        A prompt that was tokenized here has ids of this vocabulary. Who serves says whether it knows priorities.
+        A prompt that was tokenized here has ids of this vocabulary. Who serves says whether it knows priorities and
+        targets.
         """
         limits = Limits(
             vocab_size=self.tokenizer.vocab_size,
@@ -253,7 +255,7 @@ class Renderer:
             max_logprobs=self.config.max_logprobs,
         )
         try:
-            check_settings(msgspec.structs.replace(for_engine(rendered), priority=0), limits)
+            check_settings(msgspec.structs.replace(for_engine(rendered), priority=0, targets=None), limits)
             if not has_own_ids:
                 check_token_ids(rendered.token_ids, limits.vocab_size, "token_ids")
         except ClientError as error:

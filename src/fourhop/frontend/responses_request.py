@@ -53,6 +53,8 @@ def chat_of_responses(request: ResponsesRequest) -> ChatCompletionRequest:
         chat_template_kwargs=request.chat_template_kwargs,
         seed=request.seed,
         cache_salt=request.cache_salt,
+        priority=request.priority,
+        targets=request.targets,
         request_id=request.request_id,
     )
 

@@ -11,15 +11,20 @@ from fourhop.tokens.connection import Session, Timeouts
 from fourhop.tokens.continued import Continued
 from fourhop.tokens.server import TokenServer
 from fourhop.tokens.vllm import VLLMTokenServer
-from fourhop.wire.errors import PeerRefused
+from fourhop.wire.errors import ClientError, PeerRefused
 from fourhop.wire.generate import GenerateChunk, GenerateRequest
+from fourhop.wire.moments import Moment
 
 ABSENT = ((403, "PermissionDeniedError"), (404, "UpstreamError"))
 """What a vLLM without the token endpoint answers there: one that has it switched off, and one that is older."""
 
 
 class Upstream:
-    """A TokenServer over HTTP that finds out with the first request whether there is a token endpoint."""
+    """A TokenServer over HTTP that finds out with the first request whether there is a token endpoint.
+
+    A stock vLLM reads over targets; a router tells with its first token when it let the request in. Where nothing is
+    told of that, nobody keeps the targets, and the request is refused then.
+    """
 
     def __init__(self, url: str, session: Session, *, timeouts: Timeouts, api_key: str | None = None) -> None:
         self._server: TokenServer = RemoteTokenServer(url, session, timeouts=timeouts, api_key=api_key)
@@ -29,7 +34,7 @@ class Upstream:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         try:
-            async with aclosing(self._server.generate(request)) as chunks:
+            async with aclosing(_kept(request, self._server.generate(request))) as chunks:
                 async for chunk in chunks:
                     yield chunk
             return
@@ -37,6 +42,19 @@ class Upstream:
             if (error.status, error.type) not in ABSENT:
                 raise
         self._server = self._plain
-        async with aclosing(self._server.generate(request)) as chunks:
+        async with aclosing(_kept(request, self._server.generate(request))) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+
+async def _kept(
+    request: GenerateRequest, chunks: AsyncGenerator[GenerateChunk, None]
+) -> AsyncGenerator[GenerateChunk, None]:
+    """The stream. Raises ClientError before its first token if it has targets that nobody keeps."""
+    is_owed = request.targets is not None
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            if is_owed and chunk.choices and Moment.ADMITTED.value not in (chunk.moments or {}):
+                raise ClientError("targets: targets are not supported", param="targets")
+            is_owed = is_owed and not chunk.choices
+            yield chunk

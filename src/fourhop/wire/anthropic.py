@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from fourhop.wire.errors import FourhopError
+from fourhop.wire.generate import Targets
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -91,7 +92,7 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):
-    """`chat_template_kwargs`, `seed` and `cache_salt` are additions, as in the chat API."""
+    """`chat_template_kwargs`, `seed` and the fields after it are additions, as in the chat API."""
 
     max_tokens: int
     stop_sequences: list[str] | None = None
@@ -101,6 +102,8 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     top_k: int | None = None
     seed: int | None = None
     cache_salt: str | None = None
+    priority: int | None = 0
+    targets: Targets | None = None
 
 
 class CountAnswer(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ and `grammar_start` in the request, `prompt_logprobs` in the first chunk of a st
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -57,11 +57,14 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool = False
 
 
-class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request shall keep, in milliseconds: time to the first token, and between two tokens. 0: nothing."""
+Milliseconds = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 
-    ttft_ms: float = 0.0
-    itl_ms: float = 0.0
+
+class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a request shall keep: time to the first token, and between two tokens. 0, the default: nothing."""
+
+    ttft_ms: Milliseconds = 0.0
+    itl_ms: Milliseconds = 0.0
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from fourhop.wire.generate import StreamOptions
+from fourhop.wire.generate import StreamOptions, Targets
 
 
 class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +42,7 @@ class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_offsets: bool | None = False
     cache_salt: str | None = None
     priority: int | None = 0
+    targets: Targets | None = None
     request_id: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
     prompt_logprobs: int | None = None

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from fourhop.wire.generate import Targets
+
 
 class TextPart(msgspec.Struct, frozen=True):
     """A part of an input message: `input_text` or `output_text`."""
@@ -100,6 +102,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     seed: int | None = None
     cache_salt: str | None = None
+    priority: int | None = 0
+    targets: Targets | None = None
     request_id: str | None = None
 
     # Known and refused: see RESPONSES_UNSUPPORTED_FIELDS.
