@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(**fields: Any) -> bytes:
-    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+    return b"data: " + json.dumps(fields, ensure_ascii=False).encode() + b"\n\n"
 
 
 def tokens(*ids: int, finish: str | None = None) -> bytes:
