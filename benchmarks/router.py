@@ -36,10 +36,10 @@ from prometheus_client import CollectorRegistry
 
 from fourhop.router.app import Router
 from fourhop.router.config import GoodputConfig, RouterConfig
-from fourhop.router.fleet import Worker
 from fourhop.router.policy import EngineRole
 from fourhop.router.prefixes import Holder, pages_of
 from fourhop.router.run import Run
+from fourhop.router.worker import Worker
 from fourhop.tokens.dialect import GENERATE_PATH
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, SamplingParams, StreamOptions, Usage
 from fourhop.wire.moments import Timeline

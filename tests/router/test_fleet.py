@@ -12,7 +12,9 @@ from contracts.token_server import chunks_of, tokens_of, until
 from fakes.fleet import Bench, Clock, bench
 from fakes.stub_engine import Fault, StubEngine
 from fourhop.router.config import RouterConfig
-from fourhop.router.fleet import Fleet, Verdict, Worker, backoff_s, judge
+from fourhop.router.fleet import Fleet
+from fourhop.router.verdict import Verdict, backoff_s, judge
+from fourhop.router.worker import Worker
 from fourhop.wire.errors import (
     ClientError,
     EngineError,

@@ -21,7 +21,7 @@ from fourhop.router.admission import Queue
 from fourhop.router.caches import Caches
 from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.router.conversations import Conversations
-from fourhop.router.fleet import Control, Fleet, Worker
+from fourhop.router.fleet import Fleet
 from fourhop.router.gate import Gate
 from fourhop.router.handover import Handover
 from fourhop.router.history import History, history_route
@@ -37,6 +37,7 @@ from fourhop.router.records import Record
 from fourhop.router.release import Releaser
 from fourhop.router.run import Run
 from fourhop.router.split import Split
+from fourhop.router.worker import Control, Worker
 from fourhop.service import ServerConfig, create_app, json_response
 from fourhop.service.logs import event
 from fourhop.tokens.choices import merge_choices, split_choices, with_seed

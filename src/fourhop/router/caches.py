@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from fourhop.router.cacheindex import CacheIndex, chain
 from fourhop.router.config import RouterConfig
-from fourhop.router.fleet import Worker
 from fourhop.router.run import Run
+from fourhop.router.worker import Worker
 
 if TYPE_CHECKING:
     from fourhop.router.subscriber import Subscriptions

@@ -12,13 +12,14 @@ from typing import Any
 
 from fourhop.router.caches import Caches
 from fourhop.router.config import RouterConfig
-from fourhop.router.fleet import Fleet, Worker
+from fourhop.router.fleet import Fleet
 from fourhop.router.handoff.fourhop import handle_of
 from fourhop.router.ledger import HoldState, Ledger
 from fourhop.router.metrics import RouterMetrics
 from fourhop.router.prefixes import Holder, Match, Prefixes, extend_pages, page_tokens
 from fourhop.router.release import Releaser
 from fourhop.router.run import Run
+from fourhop.router.worker import Worker
 from fourhop.wire.errors import FourhopError
 from fourhop.wire.moments import Moment
 from fourhop.wire.ticket import KVTicket, parse_transfer_params

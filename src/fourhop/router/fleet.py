@@ -1,4 +1,4 @@
-"""The engines: who is alive, why the others are not, and what each is doing for us."""
+"""The engines: who is alive, and why the others are not."""
 
 from __future__ import annotations
 
@@ -6,169 +6,25 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from heapq import nsmallest
-from typing import Any, Protocol
 
-from fourhop.router.backlog import Arrivals, Backlog
+from fourhop.router.backlog import Arrivals
 from fourhop.router.config import RouterConfig
 from fourhop.router.costs import EngineCosts
-from fourhop.router.handoff.kinds import Name
-from fourhop.router.handoff.protocol import Endpoint
-from fourhop.router.policy import Candidate, EngineRole
+from fourhop.router.policy import Candidate
 from fourhop.router.ranks import SHORT, Ranks
-from fourhop.tokens.server import TokenServer
-from fourhop.tokens.worker import ServedModel
-from fourhop.wire.errors import EnginesDisagree, FourhopError, PeerTimeout, TransferError, Unavailable
-from fourhop.wire.ticket import KVTicket
-from fourhop.wire.worker import Leases, PrefixRequest, WorkerInfo
+from fourhop.router.verdict import Verdict, backoff_s, judge
+from fourhop.router.worker import Worker, differ
+from fourhop.wire.errors import FourhopError, PeerTimeout, Unavailable
+from fourhop.wire.worker import WorkerInfo
 
 log = logging.getLogger(__name__)
 
-FIRST_BACKOFF_S = 0.25
 TIMEOUTS_TO_BE_DOWN = 2
 """A look that times out may have met a busy machine; two in a row are an engine that hangs."""
 
 LAST_LOOK_S = 0.1
 """The least patience with a look at an engine that is about to be given up."""
-
-
-class Control(Protocol):
-    """What a router asks of an engine besides tokens; see `tokens.worker.RemoteWorker`."""
-
-    @property
-    def engine_id(self) -> str: ...
-
-    @property
-    def served(self) -> ServedModel | None: ...
-
-    async def check(self) -> WorkerInfo | None: ...
-
-    async def abort(self, request_ids: list[str]) -> None: ...
-
-    async def refuse(self, transfer: dict[str, Any]) -> None: ...
-
-    async def leases(self) -> Leases: ...
-
-    async def renew(self, ticket_ids: list[str]) -> list[KVTicket]: ...
-
-    async def hold_prefix(self, request: PrefixRequest) -> dict[str, Any] | None: ...
-
-    async def migrate(self, request_ids: list[str]) -> int: ...
-
-    def cut(self) -> None: ...
-
-
-class Verdict(Enum):
-    """What an error says of the engine that it came from."""
-
-    REQUEST = auto()  # the request is wrong: the engine is well, another would say the same
-    BUSY = auto()  # back-pressure: well, but not now
-    TRANSFER = auto()  # KV did not arrive: the engine can still compute it
-    FLEET = auto()  # two engines disagree: no third one can settle which is right
-    FAULT = auto()  # the engine failed, or the way to it
-
-
-def judge(error: FourhopError) -> Verdict:
-    if error.type == TransferError.type:
-        return Verdict.TRANSFER
-    if error.type == EnginesDisagree.type:
-        return Verdict.FLEET
-    if error.status in (429, 503):
-        return Verdict.BUSY
-    return Verdict.REQUEST if error.status < 500 else Verdict.FAULT
-
-
-def backoff_s(num_faults: int, longest_s: float) -> float:
-    """How long to leave an engine alone after so many faults without a success between them."""
-    return min(longest_s, FIRST_BACKOFF_S * 2.0 ** min(num_faults - 1, 16)) if num_faults else 0.0
-
-
-def _differ(one: Worker, other: Worker) -> bool:
-    """True for other weights. Names alone may differ, as paths do; fingerprints alone too, by the size of a block.
-
-    A stock vLLM tells its model's name and where its files are.
-    """
-    if one.info and other.info:
-        return one.info.model != other.info.model and one.info.fingerprint != other.info.fingerprint
-    mine, others = one.control.served, other.control.served
-    return mine is not None and others is not None and mine.id != others.id and mine.root != others.root
-
-
-@dataclass
-class Worker:
-    """One engine. `down` says why it gets no requests, None when it does; a draining one is well but gets none either.
-
-    `num_heard` counts the chunks that it sent, of which `num_heard_before` are known to the fleet: an engine whose
-    streams go on is alive, whatever its health says. `last_seen_s` is when it was last known to be. `handoff` is how it
-    hands KV over if it is a stock vLLM, which does not tell (`handoff.kinds`); None: it does not.
-    """
-
-    name: str
-    role: EngineRole
-    server: TokenServer
-    control: Control
-    handoff: Name | None = None
-    endpoint: Endpoint = field(default_factory=Endpoint)
-    info: WorkerInfo | None = None
-    down: str | None = "not seen yet"
-    is_draining: bool = False
-    in_flight: int = 0
-    num_placed: int = 0
-    num_heard: int = 0
-    num_heard_before: int = 0
-    num_faults: int = 0
-    num_timeouts: int = 0
-    last_seen_s: float = 0.0
-    retry_at_s: float = 0.0
-    costs: EngineCosts = field(default_factory=EngineCosts)
-    backlog: Backlog = field(default_factory=Backlog)
-
-    ranks: Ranks | None = None
-    _exchange: tuple[WorkerInfo, str | None] | None = None
-
-    @property
-    def model(self) -> str:
-        """What it calls its model, as far as it tells."""
-        served = self.control.served
-        return self.info.model if self.info else served.id if served else "an unknown model"
-
-    def begin(self) -> None:
-        """A request is sent to this engine; `end` follows, whatever way it leaves."""
-        self.in_flight += 1
-        self.num_placed += 1
-        self.rank()
-
-    def end(self) -> None:
-        self.in_flight -= 1
-        self.rank()
-
-    def rank(self) -> None:
-        """Take the place among the fleet's engines that this one has by what it does."""
-        if self.ranks is not None:
-            self.ranks.put(self.name, (self.role, self.exchange), self.in_flight, self.num_placed)
-
-    @property
-    def epoch(self) -> str:
-        return "" if self.info is None else self.info.epoch
-
-    @property
-    def exchange(self) -> str | None:
-        """What another engine must have in common with this one to hand KV over."""
-        if self.info is None:
-            return self.handoff
-        if self._exchange is None or self._exchange[0] is not self.info:
-            info = self.info
-            self._exchange = info, None if info.connector is None else f"{info.connector}:{info.fingerprint}"
-        return self._exchange[1]
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether it gets requests."""
-        return self.down is None and not self.is_draining
-
-    def as_candidate(self) -> Candidate:
-        return Candidate(self.name, self.role, self.in_flight, self.num_placed, self.exchange)
 
 
 @dataclass
@@ -323,7 +179,7 @@ class Fleet:
         for other in self.workers.values():
             if other is worker:
                 return False
-            if other.down is None and _differ(worker, other):
+            if other.down is None and differ(worker, other):
                 self._take_down(worker, f"it has {worker.model}, but {other.name} has {other.model}")
                 return True
         return False

@@ -11,10 +11,11 @@ from math import inf
 
 from fourhop.router.admission import Queue, Waiter
 from fourhop.router.config import GoodputConfig
-from fourhop.router.fleet import Fleet, Worker
+from fourhop.router.fleet import Fleet
 from fourhop.router.metrics import RouterMetrics
 from fourhop.router.placement import PROMPTS_AHEAD, Placer, targets_of
 from fourhop.router.run import Run
+from fourhop.router.worker import Worker
 from fourhop.wire.errors import Unavailable
 from fourhop.wire.generate import GenerateRequest, Targets
 

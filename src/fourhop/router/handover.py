@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
-from fourhop.router.fleet import Fleet, Worker
+from fourhop.router.fleet import Fleet
 from fourhop.router.handoff.kinds import STOCK, TICKETS
 from fourhop.router.handoff.protocol import Answer, Endpoint, Handoff, Question
 from fourhop.router.ledger import HoldState, Ledger
 from fourhop.router.metrics import RouterMetrics
 from fourhop.router.release import Releaser
 from fourhop.router.run import Leg, Run
+from fourhop.router.worker import Worker
 from fourhop.tokens.continued import without_first
 from fourhop.wire.errors import EnginesDisagree, FourhopError, TransferError
 from fourhop.wire.generate import ChunkChoice

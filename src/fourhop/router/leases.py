@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from fourhop.router.fleet import Fleet, Worker
+from fourhop.router.fleet import Fleet
 from fourhop.router.ledger import Hold, HoldState, Ledger
 from fourhop.router.release import Releaser
+from fourhop.router.worker import Worker
 from fourhop.wire.errors import FourhopError, PeerRefused
 from fourhop.wire.worker import Leases
 

@@ -14,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fourhop.router.fleet import Fleet, Worker
+from fourhop.router.fleet import Fleet
 from fourhop.router.run import Run
+from fourhop.router.worker import Worker
 from fourhop.service import json_response, read_body
 from fourhop.tokens.worker import ID_PREFIX, MIGRATE_PATH
 from fourhop.wire.errors import ClientError, FourhopError, NotFound, PeerRefused

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from fourhop.router.choice import Aim, Option, Prospect, aim_of, choose
 from fourhop.router.config import GoodputConfig
-from fourhop.router.fleet import Fleet, Worker
+from fourhop.router.fleet import Fleet
 from fourhop.router.policy import Placement, Reason, place, place_whole
 from fourhop.router.progress import Progress
 from fourhop.router.run import Run
+from fourhop.router.worker import Worker
 from fourhop.wire.generate import GenerateRequest, Targets
 from fourhop.wire.moments import Moment
 

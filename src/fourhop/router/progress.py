@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fourhop.router.backlog import Arrivals
 from fourhop.router.conversations import Conversations
 from fourhop.router.costs import EngineCosts
-from fourhop.router.fleet import Worker
 from fourhop.router.run import Leg, Run
+from fourhop.router.worker import Worker
 from fourhop.wire.generate import Usage
 from fourhop.wire.moments import Moment
 

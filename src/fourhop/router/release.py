@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from fourhop.router.fleet import Fleet, Worker
+from fourhop.router.fleet import Fleet
 from fourhop.router.ledger import Hold, HoldState, Ledger
+from fourhop.router.worker import Worker
 from fourhop.wire.errors import FourhopError
 
 log = logging.getLogger(__name__)

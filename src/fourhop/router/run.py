@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from fourhop.router.fleet import Worker
 from fourhop.router.ledger import Hold
 from fourhop.router.policy import Placement, Reason
+from fourhop.router.worker import Worker
 from fourhop.tokens.ahead import Ahead
 from fourhop.wire.errors import FourhopError
 from fourhop.wire.generate import (

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from fourhop.router.conversations import Conversations
-from fourhop.router.fleet import Fleet, Verdict, Worker
+from fourhop.router.fleet import Fleet
 from fourhop.router.handover import Handover, without_repeated
 from fourhop.router.metrics import RouterMetrics
 from fourhop.router.placement import Placer
 from fourhop.router.policy import Candidate, Placement, place_rest
 from fourhop.router.progress import Progress
 from fourhop.router.run import Leg, LegKind, Run
+from fourhop.router.verdict import Verdict
+from fourhop.router.worker import Worker
 from fourhop.tokens.ahead import Ahead
 from fourhop.wire.errors import FourhopError, PeerError, PeerRefused
 from fourhop.wire.generate import GenerateChunk
