@@ -80,7 +80,7 @@ class Conversations:
         return (
             worker is not None
             and worker.role == "decode"
-            and worker.down is None
+            and worker.is_usable
             and worker.epoch == holder.epoch
             and worker.exchange is not None
             and worker.exchange == prefill.exchange

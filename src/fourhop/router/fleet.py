@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
@@ -46,7 +46,8 @@ class Fleet:
     arrivals: Arrivals = field(default_factory=Arrivals)
     num_prefill: int = 0
     ranks: Ranks = field(default_factory=Ranks)
-    _watchers: list[asyncio.Task[None]] = field(default_factory=list)
+    _ending: set[asyncio.Task[None]] = field(default_factory=set)
+    _watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def start(self, workers: list[Worker]) -> None:
         """Look at every engine once, then watch them."""
@@ -54,22 +55,55 @@ class Fleet:
         await asyncio.gather(*(self.look(worker) for worker in workers))
         for worker in workers:
             self._compare(worker)
-        self._watchers = [asyncio.create_task(self._watch(worker), name=f"watch {worker.name}") for worker in workers]
+        for worker in workers:
+            self._begin(worker, self._watch(worker))
 
     def adopt(self, workers: list[Worker]) -> None:
-        """These are the engines from now on."""
-        self.workers = {worker.name: worker for worker in workers}
-        self.num_prefill = sum(worker.role == "prefill" for worker in workers)
+        """These engines belong to the fleet from now on."""
         for worker in workers:
+            self.workers[worker.name] = worker
             worker.last_seen_s = self.clock()
             worker.costs = EngineCosts(self.costs)
+        self._order()
+
+    def join(self, workers: list[Worker]) -> None:
+        """These engines too. Nobody waits for the first look at them: each gets requests when it was seen."""
+        self.adopt(workers)
+        for worker in workers:
+            self._begin(worker, self._meet(worker))
+
+    def drop(self, worker: Worker) -> None:
+        """Forget an engine that nothing refers to."""
+        del self.workers[worker.name]
+        worker.ranks = None
+        self.ranks.drop(worker.name)
+        self._order()
+        watcher = self._watchers.pop(worker.name, None)
+        if watcher is not None:
+            watcher.cancel()
+            self._ending.add(watcher)
+            watcher.add_done_callback(self._ending.discard)
+        worker.control.cut()
+
+    def find(self, name: str | None) -> Worker | None:
+        """The engine of this name, if it still is one of ours: a request may name one that has left."""
+        return None if name is None else self.workers.get(name)
+
+    async def close(self) -> None:
+        watchers = [*self._watchers.values(), *self._ending]
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+
+    def _order(self) -> None:
+        """Count the engines, and keep them in order while there are many."""
+        self.num_prefill = sum(worker.role == "prefill" for worker in self.workers.values())
+        for worker in self.workers.values():
             worker.ranks = self.ranks if self.is_large else None
             worker.rank()
 
-    async def close(self) -> None:
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+    def _begin(self, worker: Worker, watch: Coroutine[None, None, None]) -> None:
+        self._watchers[worker.name] = asyncio.create_task(watch, name=f"watch {worker.name}")
 
     def candidates(self, excluded: frozenset[str] = frozenset()) -> list[Candidate]:
         return [
@@ -93,7 +127,8 @@ class Fleet:
         if not self.is_large:
             return [one for one in workers.values() if one.is_usable and one.name not in excluded]
         names = self.ranks.least(lambda name: workers[name].is_usable and name not in excluded)
-        more = [name for name in also if name is not None and name not in names and name not in excluded]
+        known = [name for name in also if name is not None and name in workers]
+        more = [name for name in known if name not in names and name not in excluded]
         if len(more) > SHORT:
             more = nsmallest(SHORT, more, key=lambda name: workers[name].in_flight)
         names += [name for name in dict.fromkeys(more) if workers[name].is_usable]
@@ -196,16 +231,27 @@ class Fleet:
         while True:
             num_ill = 0 if worker.down is None and worker.num_timeouts == 0 else num_ill + 1
             await self.sleep(backoff_s(num_ill, self.config.probe_backoff_s) or self.config.probe_interval_s)
+            await self._try_look(worker)
+
+    async def _meet(self, worker: Worker) -> None:
+        await self._try_look(worker)
+        await self._watch(worker)
+
+    async def _try_look(self, worker: Worker) -> None:
+        try:
             await self.look(worker)
+        except Exception:  # a task of its own: nobody else would tell, and nobody look again
+            log.exception("a look at %s failed", worker.name)
 
     def unavailable(self) -> Unavailable:
         """Nothing can serve a request: what is down and why, and when the next look may find it up."""
         reasons = [
-            f"{worker.name} ({worker.role}): {worker.down or 'draining'}"
+            f"{worker.name} ({worker.role}): {worker.idle_reason}"
             for worker in self.workers.values()
-            if worker.down or worker.is_draining
+            if worker.idle_reason
         ]
+        other = "every engine is busy" if self.workers else "none is known yet"
         return Unavailable(
-            "no engine can serve the request: " + ("; ".join(reasons) or "every engine is busy"),
+            "no engine can serve the request: " + ("; ".join(reasons) or other),
             retry_after_s=self.config.probe_backoff_s,
         )

@@ -104,7 +104,7 @@ class Gate:
 
     def _usable(self) -> list[Worker]:
         """Engines that prompts may go to."""
-        up = [worker for worker in self.fleet.workers.values() if worker.down is None and not worker.is_draining]
+        up = [worker for worker in self.fleet.workers.values() if worker.is_usable]
         prefill = [worker for worker in up if worker.role == "prefill"]
         splits = self.config.placement == "split" or (self.config.placement == "auto" and not self.placer.is_informed)
         return prefill if prefill and splits else up
@@ -132,7 +132,7 @@ class Gate:
         itl_s = waiter.itl_s
         if not itl_s:
             return True
-        up = [worker for worker in self.fleet.workers.values() if worker.down is None and not worker.is_draining]
+        up = [worker for worker in self.fleet.workers.values() if worker.is_usable]
         decode = [worker for worker in up if worker.role == "decode"] or up
         return any(
             not (num_streams := worker.backlog.num_streams()) or worker.costs.step.at(num_streams + 1) <= itl_s

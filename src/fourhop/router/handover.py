@@ -79,8 +79,8 @@ class Handover:
         """The id that a decode leg must have for its engine to find the prefill leg; None if any will do."""
         if run.ticket is None or run.hold is None:
             return None
-        shares_id = _handoff(self.fleet.workers[run.hold.engine]).shares_id
-        return run.hold.request_id if shares_id else None
+        source = self.fleet.find(run.hold.engine)
+        return run.hold.request_id if source is not None and _handoff(source).shares_id else None
 
     def take_early(self, run: Run, leg: Leg, params: dict[str, Any]) -> None:
         """The ticket of a prompt that is still to be computed. A bad one is not used; it is released with its leg."""

@@ -40,7 +40,9 @@ class LeaseKeeper:
         for hold in self._ledger.due(self._wall_clock()):
             due[hold.engine].append(hold)
         for engine, holds in due.items():
-            await self._renew_at(self._fleet.workers[engine], holds)
+            worker = self._fleet.find(engine)
+            if worker is not None:
+                await self._renew_at(worker, holds)
 
     async def _renew_at(self, worker: Worker, holds: list[Hold]) -> None:
         try:

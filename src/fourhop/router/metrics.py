@@ -112,12 +112,15 @@ class StateCollector(Collector):
         up = GaugeMetricFamily("fourhop_router_engine_up", "1 if the engine gets requests", labels=["engine", "role"])
         drains = GaugeMetricFamily("fourhop_router_draining", "1 if the engine drains", labels=["engine", "role"])
         busy = GaugeMetricFamily("fourhop_router_in_flight", "Requests with the engine", labels=["engine", "role"])
+        leaves = GaugeMetricFamily("fourhop_router_leaving", "1 if the engine leaves", labels=["engine", "role"])
         for worker in self._fleet.workers.values():
+            leaves.add_metric([worker.name, worker.role], float(worker.is_leaving))
             up.add_metric([worker.name, worker.role], float(worker.down is None))
             drains.add_metric([worker.name, worker.role], float(worker.is_draining))
             busy.add_metric([worker.name, worker.role], worker.in_flight)
         yield up
         yield drains
+        yield leaves
         yield busy
         yield GaugeMetricFamily("fourhop_router_queued", "Requests that wait for a place", value=len(self._queue))
         yield GaugeMetricFamily("fourhop_router_owed_holds", "Holds not ended yet", value=len(self._ledger.owed))

@@ -60,26 +60,32 @@ class Migration:
         worker.is_draining = True
         in_flight = worker.in_flight
         log.info("engine %s drains, %d requests to go", worker.name, in_flight)
-        return DrainAnswer(worker.name, True, in_flight, await self._move(self._leaving(worker)))
+        return DrainAnswer(worker.name, True, in_flight, await self.move_from(worker))
+
+    async def move_from(self, worker: Worker) -> int:
+        """Move what an engine decodes to others; returns how many streams that are."""
+        return await self._move(self._leaving(worker))
 
     async def go_on(self) -> None:
         """Move what reached a draining engine after it was asked."""
-        for worker in [worker for worker in self._fleet.workers.values() if worker.is_draining and worker.in_flight]:
+        for worker in [worker for worker in self._fleet.workers.values() if worker.rests and worker.in_flight]:
             try:
-                await self._move(self._leaving(worker))
+                await self.move_from(worker)
             except FourhopError as error:
                 log.warning("engine %s did not move its requests: %s", worker.name, error.message)
 
     async def undrain(self, name: str) -> DrainAnswer:
         worker = self._worker(name, "worker")
+        if worker.is_leaving:
+            raise ClientError(f"{worker.name} is leaving this router; it stays if it joins again", param="worker")
         worker.is_draining = False
         return DrainAnswer(worker.name, False, worker.in_flight, 0)
 
     async def move(self, request: MoveRequest) -> MigrateAnswer:
         """Have one request go on elsewhere. Raises NotFound if no such request is being decoded."""
         wanted = None if request.to is None else self._worker(request.to, "to")
-        if wanted is not None and (wanted.down is not None or wanted.is_draining):
-            raise ClientError(f"{wanted.name} takes no requests: {wanted.down or 'draining'}", param="to")
+        if wanted is not None and not wanted.is_usable:
+            raise ClientError(f"{wanted.name} takes no requests: {wanted.idle_reason}", param="to")
         client_id = request.request_id.removeprefix(ID_PREFIX)
         moving = [run for other_id, run in self._runs() if other_id == client_id and _is_decoding(run)]
         if not moving:
@@ -89,11 +95,13 @@ class Migration:
         return MigrateAnswer(await self._move(moving))
 
     async def _move(self, runs: list[Run]) -> int:
-        legs = defaultdict(list)
+        workers: dict[str, Worker] = {}
+        legs: dict[str, list[str]] = defaultdict(list)
         for run in runs:
             assert run.leg is not None
+            workers[run.leg.worker.name] = run.leg.worker
             legs[run.leg.worker.name].append(run.leg.request.request_id)
-        return sum([await self._migrate_at(self._fleet.workers[name], ids) for name, ids in legs.items()])
+        return sum([await self._migrate_at(workers[name], ids) for name, ids in legs.items()])
 
     async def _migrate_at(self, worker: Worker, leg_ids: list[str]) -> int:
         """How many streams the engine ends; none by an engine that cannot, where they end in their own time."""

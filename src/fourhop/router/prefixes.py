@@ -137,6 +137,12 @@ class Prefixes:
                 return num_pages
         return 0
 
+    def forget_engine(self, engine: str) -> None:
+        """An engine is gone, in all its lives."""
+        for page in [page for page, entry in self._entries.items() if entry.holders.pop(engine, None) is not None]:
+            if not self._entries[page].holders:
+                del self._entries[page]
+
     def forget(self, pages: Sequence[Page], holder: Holder) -> None:
         """`holder` turned out not to have these pages any more."""
         for page in pages:

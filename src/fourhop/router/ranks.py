@@ -35,6 +35,16 @@ class Ranks:
         insort(self._kinds.setdefault(kind, []), entry)
         self._at[name] = kind, entry
 
+    def drop(self, name: str) -> None:
+        """The engine is gone."""
+        known = self._at.pop(name, None)
+        if known is not None:
+            kind, entry = known
+            entries = self._kinds[kind]
+            del entries[bisect_left(entries, entry)]
+            if not entries:
+                del self._kinds[kind]
+
     def least(self, is_usable: Callable[[str], bool]) -> list[str]:
         """Of each kind the few with the least to do that can be used."""
         names: list[str] = []

@@ -68,7 +68,9 @@ class Releaser:
 
     async def _tell(self, hold: Hold) -> bool:
         """Whether there was somebody to tell: the engine that holds, or one that may refuse what it holds."""
-        source = self._fleet.workers[hold.engine]
+        source = self._fleet.find(hold.engine)
+        if source is None:
+            return False
         if not hold.only_expires:
             await source.control.abort(hold.ids)
             return True

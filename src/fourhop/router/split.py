@@ -91,6 +91,8 @@ class Split:
         if not placement.is_split:
             return self._leg(run, "whole", worker, None)
         prefix = None if run.owes_prompt_logprobs else await self.conversations.find(run, worker)
+        if self.fleet.find(worker.name) is not worker:  # it left meanwhile
+            return await self._start(run)
         return self._prefill(run, worker, prefix)
 
     def _prefill(self, run: Run, worker: Worker, prefix: dict[str, Any] | None) -> Leg:
@@ -99,8 +101,7 @@ class Split:
         if self.handover.names_decode(worker):
             chosen = place_rest(self.fleet.shortlist(run.excluded, run.holder), worker.exchange, prefer=run.holder)
             run.wanted = None if chosen is None or chosen.exchange != worker.exchange else chosen.name
-        decode = None if run.wanted is None else self.fleet.workers[run.wanted]
-        params = self.handover.ask(run, worker, decode, prefix)
+        params = self.handover.ask(run, worker, self.fleet.find(run.wanted), prefix)
         leg = self._leg(run, "prefill", worker, params)
         self._send_ahead(run)
         return leg
@@ -134,7 +135,7 @@ class Split:
 
     def _candidate(self, run: Run) -> tuple[Candidate | None, bool]:
         """Where the run goes on, and whether that engine can use its ticket."""
-        source = None if run.ticket is None or run.hold is None else self.fleet.workers[run.hold.engine]
+        source = None if run.ticket is None or run.hold is None else self.fleet.find(run.hold.engine)
         exchange = None if source is None else source.exchange
         candidates = self.fleet.shortlist(run.excluded, run.wanted, run.holder, run.place)
         asked_for = [one for one in candidates if one.name == run.wanted]

@@ -45,7 +45,8 @@ class Control(Protocol):
 
 @dataclass
 class Worker:
-    """One engine. `down` says why it gets no requests, None when it does; a draining one is well but gets none either.
+    """One engine. `down` says why it gets no requests, None when it does; a draining one is well but gets none either,
+    nor does one that is leaving, which the fleet forgets when nothing refers to it (`membership`).
 
     `num_heard` counts the chunks that it sent, of which `num_heard_before` are known to the fleet: an engine whose
     streams go on is alive, whatever its health says. `last_seen_s` is when it was last known to be. `handoff` is how it
@@ -61,6 +62,7 @@ class Worker:
     info: WorkerInfo | None = None
     down: str | None = "not seen yet"
     is_draining: bool = False
+    is_leaving: bool = False
     in_flight: int = 0
     num_placed: int = 0
     num_heard: int = 0
@@ -113,7 +115,17 @@ class Worker:
     @property
     def is_usable(self) -> bool:
         """Whether it gets requests."""
-        return self.down is None and not self.is_draining
+        return self.down is None and not self.rests
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is to have nothing to do, well or not."""
+        return self.is_draining or self.is_leaving
+
+    @property
+    def idle_reason(self) -> str | None:
+        """Why it gets no requests, None when it does."""
+        return self.down or ("leaving" if self.is_leaving else "draining" if self.is_draining else None)
 
     def as_candidate(self) -> Candidate:
         return Candidate(self.name, self.role, self.in_flight, self.num_placed, self.exchange)
