@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fourhop.tokens.client import RemoteTokenServer
-from fourhop.tokens.connection import open_session
+from fourhop.tokens.connection import check_url, open_session
 from fourhop.tokens.worker import RemoteWorker
 from fourhop.wire.errors import FourhopError, StartError
 from fourhop.wire.generate import GenerateRequest, SamplingParams
@@ -71,6 +71,8 @@ class Sample:
 
 async def check_transfer(prefill: str, decode: str, config: CheckConfig) -> None:
     """Measure and print. Raises StartError when the two cannot hand over at all."""
+    for url in (prefill, decode):
+        _check_url(url)
     async with open_session() as session:
         infos = [await _info(RemoteWorker(url, session, api_key=config.api_key)) for url in (prefill, decode)]
         _check_pair(*infos)
@@ -84,6 +86,13 @@ async def check_transfer(prefill: str, decode: str, config: CheckConfig) -> None
             runs = [await _measure(servers, infos[1], length, seed=run) for run in range(config.repeats + 1)]
             samples.append(_typical(runs[1:]))  # the first one connects and maps
     _print(infos, samples)
+
+
+def _check_url(url: str) -> None:
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise StartError(str(error)) from None
 
 
 async def _info(worker: RemoteWorker) -> WorkerInfo:

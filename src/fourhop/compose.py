@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
@@ -28,7 +27,7 @@ from fourhop.frontend.remote import RemoteFrontend, TextServer
 from fourhop.kv.config import KVEventsConfig, KVTransferConfig
 from fourhop.service import ServerConfig
 from fourhop.service.progress import loading
-from fourhop.tokens.connection import Timeouts, open_session
+from fourhop.tokens.connection import Timeouts, check_url, open_session
 from fourhop.tokens.routes import token_routes
 from fourhop.tokens.upstream import Upstream
 from fourhop.tokens.worker import RemoteWorker
@@ -58,8 +57,8 @@ class UpstreamConfig:
 
     def __post_init__(self) -> None:
         for url in (self.upstream, self.render_url):
-            if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
-                raise ValueError(f"not the URL of a server: {url}")
+            if url is not None:
+                check_url(url)
         if self.render_url is not None and self.upstream is None:
             raise ValueError(
                 "--render-url needs --upstream: a frontend without text and without tokens has nothing to do"

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from fourhop.tokens.connection import Timeouts, call, open_session, request_headers
+from fourhop.tokens.connection import Timeouts, call, check_url, open_session, request_headers
 from fourhop.wire.errors import FourhopError, StartError
 from fourhop.wire.why import STORY_PATH, Story
 
@@ -26,6 +26,9 @@ class WhyConfig:
     url: str = "http://127.0.0.1:8000"
     api_key: str | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        check_url(self.url)
+
 
 async def tell_why(request_id: str, config: WhyConfig) -> None:
     """Print the story of a request. Raises StartError when there is none."""
@@ -39,7 +42,7 @@ async def fetch_story(request_id: str, config: WhyConfig) -> Story:
             open_session() as session,
             call(session, "GET", address, headers=request_headers(config.api_key), timeouts=PATIENCE) as answer,
         ):
-            return msgspec.json.decode(await answer.read(), type=Story)
+            return msgspec.json.decode(await answer.read_all(), type=Story)
     except FourhopError as error:
         raise StartError(error.message) from None
     except msgspec.DecodeError:

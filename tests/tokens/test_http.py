@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from contracts.token_server import until
-from fourhop.tokens.connection import Session, Timeouts, call, open_session, split_url
+from fourhop.tokens.connection import Origin, Session, Timeouts, _exchange, call, check_url, open_session, split_url
 from fourhop.tokens.http import HIGH_WATER_BYTES
 from fourhop.wire.errors import PeerError, PeerTimeout
 
@@ -186,10 +186,38 @@ def test_a_line_break_cannot_enter_a_header() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("url", ["ftp://a", "a:1", "", "http://"])
+BAD_URLS = [
+    *("ftp://a", "a:1", "", "http://", "http://a:99999", "http://a:x", "http://a:0", "http://[::1", "http://a..b"),
+    *("http://" + "a" * 64, "http://a/ b", "http://a\n", "http://\u00fc", "http://a/\x7f"),
+]
+
+
+@pytest.mark.parametrize("url", BAD_URLS)
 def test_only_http_urls(url: str) -> None:
     with pytest.raises(ValueError, match="not an http URL"):
         split_url(url)
+    with pytest.raises(ValueError, match="not the URL of a server"):
+        check_url(url)
+
+
+def test_a_url_keeps_its_query_and_a_server_has_none() -> None:
+    assert split_url("https://a/b?c=d%2Fe&f") == (Origin("a", 443, True), "/b?c=d%2Fe&f")
+    assert split_url("http://[::1]:8000?c") == (Origin("::1", 8000, False), "/?c")
+    check_url("http://a:1/b")
+    for url in ("http://a?", "http://a/b?c", "http://a#b", "http://key@a"):
+        with pytest.raises(ValueError, match="not the URL of a server"):
+            check_url(url)
+
+
+def test_a_name_that_no_resolver_takes_is_a_peer_that_cannot_be_reached() -> None:
+    async def scenario() -> None:
+        async with open_session() as session:
+            with pytest.raises(UnicodeError):
+                await session.connect(Origin("a..b", 1, False), 1.0)
+            with pytest.raises(PeerError, match="cannot connect to .*: no address"):
+                await _exchange(session, Origin("a..b", 1, False), b"", TIMEOUTS)
+
+    run(scenario())
 
 
 def test_a_peer_that_is_given_up_ends_every_call_that_waits_for_it_and_no_other() -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from fourhop.router.handoff.kinds import Name
 from fourhop.router.handoff.protocol import Endpoint
+from fourhop.tokens.connection import check_url
 from fourhop.wire.errors import StartError
 
 PlacementMode = Literal["split", "local", "auto"]
@@ -45,6 +46,14 @@ class GoodputConfig:
                 raise StartError(f"{name} must be a number of milliseconds, 0 for none")
         if self.max_queued < 0:
             raise StartError("max_queued must not be negative")
+
+
+def check_engine_url(url: str) -> None:
+    """Raises StartError for what cannot be the URL of an engine."""
+    try:
+        check_url(url)
+    except ValueError:
+        raise StartError(f"not the URL of an engine: {url[:200]}") from None
 
 
 class EventSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,8 +119,7 @@ class RouterConfig:
         if not urls:
             raise StartError("a router needs at least one engine: --prefill URL, --decode URL")
         for url in urls:
-            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-                raise StartError(f"not the URL of an engine: {url}")
+            check_engine_url(url)
         twice = sorted({url for url in urls if urls.count(url) > 1})
         if twice:
             raise StartError(f"an engine can have one role only: {twice[0]} is listed twice")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Container
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
@@ -49,12 +49,29 @@ class Origin:
 
 @lru_cache(maxsize=1024)
 def split_url(url: str) -> tuple[Origin, str]:
-    """A URL as its origin and its path. Raises ValueError for what is not http or https."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"not an http URL: {url}")
+    """A URL as its origin and its path, with the query. Raises ValueError for one that nothing can be asked at."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+        is_sound = parts.scheme in ("http", "https") and host and port != 0 and url.isascii() and url.isprintable()
+        (host or "").encode("idna")
+    except ValueError:  # a port that is none, an open bracket, a name with an empty part
+        is_sound = False
+    if not is_sound or host is None or " " in url:
+        raise ValueError(f"not an http URL: {url[:200]}")
     is_secure = parts.scheme == "https"
-    return Origin(parts.hostname, parts.port or (443 if is_secure else 80), is_secure), parts.path or "/"
+    path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    return Origin(host, port or (443 if is_secure else 80), is_secure), path
+
+
+def check_url(url: str) -> None:
+    """Raises ValueError for what cannot be the URL of a server, to which paths are added."""
+    is_sound = False
+    with suppress(ValueError):
+        split_url(url)
+        is_sound = not set("?#@") & set(url)
+    if not is_sound:
+        raise ValueError(f"not the URL of a server: {url[:200]}")
 
 
 class Session:
@@ -64,11 +81,11 @@ class Session:
     a request seldom meets a connection that the other end is closing; `call` handles the rest.
     """
 
-    def __init__(self, pool_idle_s: float) -> None:
+    def __init__(self, pool_idle_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._pool_idle_s = pool_idle_s
         self._idle: dict[Origin, list[tuple[float, Connection]]] = {}
         self._open: dict[Connection, Origin] = {}
-        self._tls: ssl.SSLContext | None = None
+        self._tls = tls
 
     async def __aenter__(self) -> Self:
         return self
@@ -139,9 +156,9 @@ class Session:
         return self._tls
 
 
-def open_session(*, pool_idle_s: float = 2.0) -> Session:
-    """The connections for calls to peers; `async with` closes them."""
-    return Session(pool_idle_s)
+def open_session(*, pool_idle_s: float = 2.0, tls: ssl.SSLContext | None = None) -> Session:
+    """The connections for calls to peers; `async with` closes them. `tls` says whom to trust, if not the usual ones."""
+    return Session(pool_idle_s, tls)
 
 
 class Answer:
@@ -225,8 +242,9 @@ async def _exchange(session: Session, origin: Origin, request: bytes, timeouts: 
         fresh = await session.connect(origin, timeouts.connect_s)
     except TimeoutError as error:
         raise PeerTimeout(f"timed out waiting to connect to {origin}") from error
-    except OSError as error:
-        raise PeerError(f"cannot connect to {origin}: {error.strerror or 'no address'}") from error
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise PeerError(f"cannot connect to {origin}: {reason or 'no address'}") from error
     try:
         return await _answered(session, origin, fresh, request, timeouts)
     except (OSError, TimeoutError) as error:
