@@ -108,6 +108,11 @@ class StubEngine:
     _whole: dict[str, asyncio.Future[FirstToken]] = field(default_factory=dict)
     _cuts: set[asyncio.Future[None]] = field(default_factory=set)
 
+    @property
+    def num_silent(self) -> int:
+        """Requests that hang."""
+        return len(self._cuts)
+
     async def check(self) -> WorkerInfo | None:
         if self.ill is not None:
             raise self.ill

@@ -63,6 +63,11 @@ class Leg:
     def has_ticket(self) -> bool:
         return self.kind == "decode" and self.request.kv_transfer_params is not None
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What a leg that nobody reads yet met before its first chunk."""
+        return self.chunks.failure if isinstance(self.chunks, Ahead) else None
+
     async def close(self) -> None:
         """Tell the engine to stop, if it has not ended."""
         if self.is_open:

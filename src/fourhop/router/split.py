@@ -15,7 +15,7 @@ from fourhop.router.placement import Placer
 from fourhop.router.policy import Candidate, Placement, place_rest
 from fourhop.router.progress import Progress
 from fourhop.router.run import Leg, LegKind, Run
-from fourhop.router.verdict import Verdict
+from fourhop.router.verdict import Verdict, judge
 from fourhop.router.worker import Worker
 from fourhop.tokens.ahead import Ahead
 from fourhop.wire.errors import FourhopError, PeerError, PeerRefused
@@ -57,7 +57,7 @@ class Split:
                             yield shown
                     self._end(run, leg)
                 except FourhopError as error:
-                    await self._replace(run, leg, error)
+                    await self._replace(run, source_of(error, run, leg), error)
                 finally:
                     self.progress.closed(leg)
                     await leg.close()
@@ -175,6 +175,8 @@ class Split:
         choice = chunk.choices[0]
         if leg.num_repeats and choice.token_ids:
             choice = without_repeated(run, leg, choice)
+        if leg.kind == "prefill" and choice.finish_reason in (None, "length"):
+            heed_decode(run)
         if leg.first_s is None and choice.token_ids:
             self.progress.began(run, leg)
         shown = run.deliver(leg, choice, chunk.prompt_logprobs)
@@ -257,6 +259,18 @@ class Split:
 def is_ticket(chunk: GenerateChunk) -> bool:
     """True for the chunk that comes before all others and has nothing but a ticket."""
     return not chunk.choices and chunk.kv_transfer_params is not None
+
+
+def heed_decode(run: Run) -> None:
+    """Raise what decode called wrong before there was a token: it can still be the status of the whole answer."""
+    failure = None if run.ahead is None else run.ahead.failure
+    if not run.delivered and isinstance(failure, FourhopError) and judge(failure) is Verdict.REQUEST:
+        raise failure
+
+
+def source_of(error: FourhopError, run: Run, leg: Leg) -> Leg:
+    """Whose error it is that was met while `leg` was read."""
+    return run.ahead if run.ahead is not None and run.ahead.failure is error else leg
 
 
 def told_placement(placement: Placement) -> str:

@@ -22,6 +22,12 @@ class Ahead(Generic[T]):
     async def _ask(self) -> T:
         return await anext(self._stream)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What came in place of the first item, once it has."""
+        first = self._first
+        return None if first is None or not first.done() or first.cancelled() else first.exception()
+
     def __aiter__(self) -> Self:
         return self
 
