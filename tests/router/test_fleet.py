@@ -45,6 +45,7 @@ def run(scenario: Coroutine[None, None, None]) -> None:
     [
         (refused(400), Verdict.REQUEST),
         (refused(404), Verdict.REQUEST),
+        (refused(501), Verdict.REQUEST),
         (ClientError("x"), Verdict.REQUEST),
         (refused(429), Verdict.BUSY),
         (refused(503), Verdict.BUSY),

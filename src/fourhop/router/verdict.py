@@ -8,6 +8,9 @@ from fourhop.wire.errors import EnginesDisagree, FourhopError, TransferError
 
 FIRST_BACKOFF_S = 0.25
 
+NOT_IMPLEMENTED = 501
+"""What a vLLM says of a request for something that its model cannot do: the engine is well."""
+
 
 class Verdict(Enum):
     """What an error says of the engine that it came from."""
@@ -26,7 +29,7 @@ def judge(error: FourhopError) -> Verdict:
         return Verdict.FLEET
     if error.status in (429, 503):
         return Verdict.BUSY
-    return Verdict.REQUEST if error.status < 500 else Verdict.FAULT
+    return Verdict.REQUEST if error.status < 500 or error.status == NOT_IMPLEMENTED else Verdict.FAULT
 
 
 def backoff_s(num_faults: int, longest_s: float) -> float:

@@ -15,6 +15,8 @@ from fourhop.tokens.http import Connection
 from fourhop.wire.errors import PeerError, PeerTimeout, error_from_body
 
 MAX_ERROR_BYTES = 64 * 1024
+ERROR_BODY_S = 2.0
+"""How long the rest of an error's body is waited for."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +188,10 @@ class Answer:
         except (OSError, TimeoutError) as error:
             raise _peer_error(error, self._origin) from error
 
-    async def read_all(self, limit: int | None = None) -> bytes:
-        """The body up to its end, or its first `limit` bytes and what came with them."""
+    async def read_all(self) -> bytes:
+        """The body up to its end."""
         body = bytearray()
-        while (limit is None or len(body) < limit) and (data := await self.read()):
+        while data := await self.read():
             body += data
         return bytes(body)
 
@@ -270,18 +272,25 @@ def _request(method: str, origin: Origin, path: str, headers: dict[str, str], bo
     fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if fields.count("\n") != len(headers) or fields.count("\r") != len(headers):
         raise ValueError("a header holds a line break")
-    head = (
-        f"{method} {path} HTTP/1.1\r\nHost: {origin.host}:{origin.port}\r\n{fields}Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode("latin-1") + body
+    head = f"{method} {path} HTTP/1.1\r\nHost: {origin.host}:{origin.port}\r\n{fields}"
+    framing = f"Accept-Encoding: identity\r\nContent-Length: {len(body)}\r\n\r\n"
+    return (head + framing).encode("latin-1") + body
 
 
 async def _refusal(answer: Answer, origin: Origin) -> PeerError:
-    """The peer's error. A status that is no error was not asked for, so it is one all the same."""
-    body = await answer.read_all(MAX_ERROR_BYTES)
+    """The peer's error. A status that is no error was not asked for, so it is one all the same.
+
+    The status stands whatever becomes of the body: one that is cut off or does not end is taken as far as it came.
+    """
+    body = bytearray()
+    with suppress(PeerError):
+        while len(body) < MAX_ERROR_BYTES and (data := await answer.read(ERROR_BODY_S)):
+            body += data
     if answer.status < 400:
         return PeerError(f"{origin} answered with status {answer.status}")
-    return error_from_body(answer.status, body, retry_after_s=_retry_after(answer.headers.get("retry-after", "")))
+    return error_from_body(
+        answer.status, bytes(body), retry_after_s=_retry_after(answer.headers.get("retry-after", ""))
+    )
 
 
 def _retry_after(value: str) -> float | None:

@@ -20,7 +20,7 @@ cannot start, and the command line prints its message as one line.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import msgspec
 
@@ -140,13 +140,39 @@ def error_headers(error: FourhopError) -> dict[str, str]:
     return {"Retry-After": str(max(1, round(error.retry_after_s)))}
 
 
+class _Told(msgspec.Struct):
+    """What a peer says of an error: OpenAI's object, of which some leave parts out. Its `code` is not read."""
+
+    message: str
+    type: str | None = None
+    param: str | None = None
+
+
+class _Enveloped(msgspec.Struct):
+    error: _Told
+
+
+class _Flat(_Told, kw_only=True):
+    """The same without an envelope, as vLLM once wrote it and others still do."""
+
+    object: Literal["error"]
+
+
 def error_from_body(status: int, body: bytes, *, retry_after_s: float | None = None) -> PeerRefused:
-    """A peer's error response as an exception; a body that is not OpenAI's shape is not echoed."""
-    try:
-        detail: Any = msgspec.json.decode(body, type=ErrorResponse).error
-    except msgspec.MsgspecError:
-        detail = ErrorBody(f"the upstream server answered with status {status}", "UpstreamError", None, status)
+    """A peer's error response as an exception; a body that is not of OpenAI's shape is not echoed."""
+    told = _told(body, status)
+    detail = ErrorBody(told.message, told.type or "RefusedError", told.param, status)
     return PeerRefused(status, detail, retry_after_s=retry_after_s)
+
+
+def _told(body: bytes, status: int) -> _Told:
+    for shape in (_Enveloped, _Flat):
+        try:
+            found = msgspec.json.decode(body, type=shape)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+        return found.error if isinstance(found, _Enveloped) else found
+    return _Told(f"the upstream server answered with status {status}", "UpstreamError")
 
 
 def client_error(error: msgspec.ValidationError, prefix: str = "") -> ClientError:
