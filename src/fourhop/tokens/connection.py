@@ -188,10 +188,10 @@ class Answer:
         except (OSError, TimeoutError) as error:
             raise _peer_error(error, self._origin) from error
 
-    async def read_all(self) -> bytes:
-        """The body up to its end."""
+    async def read_all(self, limit: int | None = None) -> bytes:
+        """The body up to its end, or its first `limit` bytes and what came with them."""
         body = bytearray()
-        while data := await self.read():
+        while (limit is None or len(body) < limit) and (data := await self.read()):
             body += data
         return bytes(body)
 

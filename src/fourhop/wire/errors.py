@@ -20,6 +20,7 @@ cannot start, and the command line prints its message as one line.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -166,12 +167,10 @@ def error_from_body(status: int, body: bytes, *, retry_after_s: float | None = N
 
 
 def _told(body: bytes, status: int) -> _Told:
-    for shape in (_Enveloped, _Flat):
-        try:
-            found = msgspec.json.decode(body, type=shape)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue
-        return found.error if isinstance(found, _Enveloped) else found
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode(body, type=_Enveloped).error
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode(body, type=_Flat)
     return _Told(f"the upstream server answered with status {status}", "UpstreamError")
 
 
