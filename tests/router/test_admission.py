@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +40,21 @@ def test_one_that_cannot_be_in_time_does_not_make_others_late() -> None:
     queue = queue_of([(0, 4.0, 6.0), (0, 8.0, 3.0), (0, 9.0, 3.0)])
     assert [waiter.number for waiter, _ in queue.take_late(0.0, 0.0, 1)] == [0]
     assert [waiter.number for waiter in queue.waiting] == [1, 2]
+
+
+def test_a_long_queue_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That happens whenever an engine has done something; comparing each with each would take 0.2 s."""
+    queue = queue_of([(0, 1000.0 + number, 0.1) for number in range(1000)])
+    num_compared = 0
+
+    def counted(one: Waiter, other: Waiter) -> bool:
+        nonlocal num_compared
+        num_compared += 1
+        return one.number < other.number
+
+    monkeypatch.setattr(Waiter, "__lt__", counted)
+    assert queue.take_late(0.0, 0.0, 1) == []
+    assert num_compared <= 1000
 
 
 @settings(max_examples=50)

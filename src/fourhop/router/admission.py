@@ -64,17 +64,29 @@ class Queue:
 
         `wait_s` is until the first engine has done what it was given; `num_engines` share what waits.
         """
-        if waiter.deadline_s == inf:
-            return -inf
-        ready_s = now_s + wait_s + self.ahead_s(waiter) / max(1, num_engines) + waiter.prefill_s
-        return ready_s - waiter.deadline_s
+        return _late_s(waiter, now_s + wait_s, self.ahead_s(waiter) / max(1, num_engines))
 
     def take_late(self, now_s: float, wait_s: float, num_engines: int) -> list[tuple[Waiter, float]]:
-        """Take out those that cannot be in time any more, and by how much. Each one that goes helps those behind it."""
+        """Take out those that cannot be in time any more, and by how much. Each one that goes helps those behind it.
+
+        One pass: this runs whenever an engine has done something.
+        """
         late: list[tuple[Waiter, float]] = []
-        for waiter in list(self.waiting):
-            late_s = self.late_s(waiter, now_s, wait_s, num_engines)
+        kept: list[Waiter] = []
+        ahead_s = 0.0
+        for waiter in self.waiting:
+            late_s = _late_s(waiter, now_s + wait_s, ahead_s / max(1, num_engines))
             if late_s > 0.0:
-                self.remove(waiter)
                 late.append((waiter, late_s))
+            else:
+                kept.append(waiter)
+                ahead_s += waiter.prefill_s
+        self.waiting = kept
         return late
+
+
+def _late_s(waiter: Waiter, free_at_s: float, ahead_s: float) -> float:
+    """`free_at_s` is when the first engine has done what it was given, `ahead_s` what goes before this one takes."""
+    if waiter.deadline_s == inf:
+        return -inf
+    return free_at_s + ahead_s + waiter.prefill_s - waiter.deadline_s
