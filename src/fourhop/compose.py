@@ -25,10 +25,12 @@ from fourhop.frontend import remote as frontend_remote
 from fourhop.frontend.config import FrontendConfig
 from fourhop.frontend.remote import RemoteFrontend, TextServer
 from fourhop.kv.config import KVEventsConfig, KVTransferConfig
-from fourhop.service import ServerConfig
+from fourhop.router.config import GoodputConfig, RouterConfig
+from fourhop.service import ServerConfig, TracingConfig
 from fourhop.service.progress import loading
 from fourhop.tokens.connection import Timeouts, check_url, open_session
 from fourhop.tokens.routes import token_routes
+from fourhop.tokens.traced import traced
 from fourhop.tokens.upstream import Upstream
 from fourhop.tokens.worker import RemoteWorker
 from fourhop.wire.errors import PeerError, StartError
@@ -76,6 +78,7 @@ async def run_serve(
     events: KVEventsConfig | None,
     engine_config: EngineConfig,
     server: ServerConfig,
+    tracing: TracingConfig,
 ) -> None:
     """One process: the frontend's token server is the engine itself, and its window is the engine's."""
     with service.bind(server) as listener:
@@ -83,10 +86,12 @@ async def run_serve(
         frontend_load.check(found, config)
         async with AsyncExitStack() as stack:
             names = config.served_model_name or (model,)
+            registry = CollectorRegistry()
+            tracer_of = stack.enter_context(service.open_traces(tracing, registry))
             engine = await _open_engine(stack, engine_config, found, names[0], transfer, events)
             from fourhop.engine import metrics
 
-            registry = CollectorRegistry()
+            tokens = traced(engine, tracer_of("engine"))
             metrics.register(registry, engine.loop, names[0])
 
             async def health() -> str | None:
@@ -96,10 +101,11 @@ async def run_serve(
                 replace(config, max_model_len=engine.info().max_model_len),
                 found,
                 server,
-                engine,
+                tokens,
                 health=health,
-                routes=token_routes(engine, abort=engine.abort, models=names),
+                routes=token_routes(tokens, abort=engine.abort, models=names),
                 registry=registry,
+                tracer=tracer_of("frontend"),
             )
             await service.serve(app, server, listener=listener)
             _check(engine)
@@ -110,26 +116,51 @@ async def run_frontend(
     upstream: UpstreamConfig,
     config: FrontendConfig,
     server: ServerConfig,
+    tracing: TracingConfig,
     *,
     listener: socket.socket,
     started: Callable[[], None] | None = None,
 ) -> None:
     """A frontend alone; its token server, if it has one, is at the other end of a connection."""
     if upstream.upstream is None:
+        if tracing.otlp_endpoint is not None:
+            raise StartError("--otlp-endpoint needs --upstream: spans are of requests that generate")
         found = checkpoint.find(model, weights=False)
         app = frontend_app.create(config, found, server)
         await service.serve(app, server, listener=listener, started=started)
         return
-    async with open_session() as session:
+    registry = CollectorRegistry()
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(open_session())
+        tracer = stack.enter_context(service.open_traces(tracing, registry))("frontend")
         key = upstream.upstream_api_key
         tokens = Upstream(upstream.upstream, session, timeouts=upstream.timeouts(), api_key=key)
-        worker = RemoteWorker(upstream.upstream, session, api_key=key)
+        health = partial(_illness, RemoteWorker(upstream.upstream, session, api_key=key))
         if upstream.render_url is not None:
             text = TextServer(upstream.render_url, session, upstream.timeouts(), key)
-            app = frontend_remote.create(RemoteFrontend(text, tokens), server, partial(_illness, worker))
+            remote = RemoteFrontend(text, traced(tokens, tracer))
+            app = frontend_remote.create(remote, server, health, registry)
         else:
             found = checkpoint.find(model, weights=False)
-            app = frontend_app.create(config, found, server, tokens, health=partial(_illness, worker))
+            app = frontend_app.create(config, found, server, tokens, health=health, registry=registry, tracer=tracer)
+        await service.serve(app, server, listener=listener, started=started)
+
+
+async def run_router(
+    config: RouterConfig,
+    goodput: GoodputConfig,
+    server: ServerConfig,
+    tracing: TracingConfig,
+    *,
+    listener: socket.socket,
+    started: Callable[[], None] | None = None,
+) -> None:
+    """A router alone."""
+    from fourhop.router.app import create
+
+    registry = CollectorRegistry()
+    with service.open_traces(tracing, registry) as tracer_of:
+        app = create(config, goodput, server, registry, tracer_of("router"))
         await service.serve(app, server, listener=listener, started=started)
 
 
@@ -149,15 +180,19 @@ async def run_engine(
     events: KVEventsConfig | None,
     config: EngineConfig,
     server: ServerConfig,
+    tracing: TracingConfig,
 ) -> None:
     """An engine alone."""
     with service.bind(server) as listener:
         found = checkpoint.find(model)
+        registry = CollectorRegistry()
         async with AsyncExitStack() as stack:
+            tracer_of = stack.enter_context(service.open_traces(tracing, registry))
             engine = await _open_engine(stack, config, found, name or model, transfer, events)
             from fourhop.engine.app import create
 
-            await service.serve(create(engine, server), server, listener=listener)
+            app = create(engine, server, registry, tracer_of("engine"))
+            await service.serve(app, server, listener=listener)
             _check(engine)
 
 

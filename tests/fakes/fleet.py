@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from contracts.token_server import until
 from fakes.stub_engine import StubEngine
 from fourhop.router.app import Dial, Router
 from fourhop.router.config import GoodputConfig, RouterConfig
+from fourhop.service.tracing import Tracer
 
 
 @dataclass
@@ -68,6 +69,7 @@ async def bench(
     *,
     goodput: GoodputConfig | None = None,
     kv_recompute_threshold: int = 16,
+    tracer_of: Callable[[Clock], Tracer] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Bench]:
     """Engines p0, p1, … and d0, d1, …, and a router that was started. Its watchers never wake up by themselves."""
@@ -95,6 +97,7 @@ async def bench(
         wall_clock=clock,
         draw_seed=lambda: 4,
         router_id="ours",
+        tracer=None if tracer_of is None else tracer_of(clock),
     )
     router.fleet.sleep = never
     async with router.running():

@@ -53,6 +53,7 @@ class StockVLLM:
     answer: dict[str, Any] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
+    traceparents: list[str | None] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     held: dict[str, float] = field(default_factory=dict)
     eos_at: int | None = None
@@ -133,6 +134,7 @@ class StockVLLM:
     async def _answer(self, body: dict[str, Any], request: Request, tell: Tell) -> Response:
         self.bodies.append(body)
         self.ids.append(request.headers["X-Request-Id"])
+        self.traceparents.append(request.headers.get("traceparent"))
         if self.refusals:
             return self.refusals.pop(0)
         params = body["sampling_params"]

@@ -12,11 +12,15 @@ from starlette.routing import Route
 from fourhop.engine import metrics
 from fourhop.engine.server import Engine
 from fourhop.service import ServerConfig, create_app, json_response, read_body
+from fourhop.service.tracing import Tracer
 from fourhop.tokens.routes import token_routes
+from fourhop.tokens.traced import traced
 from fourhop.wire.worker import MigrateAnswer, MigrateRequest, PrefixAnswer, PrefixRequest, RenewAnswer, RenewRequest
 
 
-def create(engine: Engine, config: ServerConfig) -> Starlette:
+def create(
+    engine: Engine, config: ServerConfig, registry: CollectorRegistry | None = None, tracer: Tracer | None = None
+) -> Starlette:
     """The app of one engine. The engine is opened and closed by the caller."""
 
     async def health(request: Request) -> Response:
@@ -42,9 +46,9 @@ def create(engine: Engine, config: ServerConfig) -> Starlette:
         return json_response(MigrateAnswer(await engine.migrate(body.request_ids)))
 
     info = engine.info()
-    registry = CollectorRegistry()
+    registry = registry or CollectorRegistry()
     metrics.register(registry, engine.loop, info.model)
-    routes = token_routes(engine, models=[info.model], abort=engine.abort)
+    routes = token_routes(traced(engine, tracer), models=[info.model], abort=engine.abort)
     routes += [
         Route("/health", health),
         Route("/worker", worker),

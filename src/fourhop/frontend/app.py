@@ -29,6 +29,7 @@ from fourhop.frontend.render import COMPLETION_ID
 from fourhop.frontend.text_routes import text_routes
 from fourhop.frontend.workers import RenderWorkers, beside
 from fourhop.service import ServerConfig, create_app, json_response, read_body
+from fourhop.service.tracing import Tracer
 from fourhop.tokens.server import TokenServer
 from fourhop.wire.openai_chat import ChatCompletionRequest
 from fourhop.wire.openai_completion import CompletionRequest
@@ -47,6 +48,7 @@ def create(
     routes: Sequence[BaseRoute] = (),
     resources: Resources = nullcontext,
     registry: CollectorRegistry | None = None,
+    tracer: Tracer | None = None,
     clock: Callable[[], float] = time.monotonic,
     now_s: Callable[[], float] = time.time,
 ) -> Starlette:
@@ -59,7 +61,7 @@ def create(
     renderer = load_renderer(checkpoint, config)
     metrics = FrontendMetrics(registry)
     workers = RenderWorkers(config.num_render_workers, metrics.render_waiting, max_waiting=config.max_render_waiting)
-    pipeline = Pipeline(renderer, upstream, workers, metrics, clock, now_s)
+    pipeline = Pipeline(renderer, upstream, workers, metrics, clock, now_s, tracer)
     frontend = Frontend(pipeline)
 
     @asynccontextmanager

@@ -89,7 +89,7 @@ class Generation:
     async def _chunks(self) -> AsyncGenerator[GenerateChunk, None]:
         """Upstream's chunks. A refusal names the client's own fields."""
         try:
-            async with aclosing(self._upstream.generate(for_engine(self.request))) as chunks:
+            async with aclosing(self._upstream.generate(for_engine(self.request, self._life.traceparent))) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except FourhopError as error:

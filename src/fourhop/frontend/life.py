@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from fourhop.frontend.metrics import FrontendMetrics
 from fourhop.service.logs import event
+from fourhop.service.tracing import Hop
 from fourhop.wire.errors import FourhopError
 from fourhop.wire.generate import GenerateChunk, GenerateRequest
 from fourhop.wire.moments import Moment, Timeline, server_timing
@@ -24,11 +25,21 @@ CLIENT_CLOSED_REQUEST = 499
 class Life:
     """Marks moments as they happen; `watch` encloses the work and sees to the end."""
 
-    def __init__(self, path: str, metrics: FrontendMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: str,
+        metrics: FrontendMetrics,
+        clock: Callable[[], float],
+        *,
+        hop: Hop | None = None,
+        traceparent: str | None = None,
+    ) -> None:
         self.request_id = ""
+        self.traceparent = traceparent if hop is None else hop.traceparent
         self.num_prompt_tokens = 0
         self.num_completion_tokens = 0
         self._path = path
+        self._hop = hop
         self._metrics = metrics
         self._clock = clock
         self._timeline = Timeline(clock())
@@ -70,6 +81,8 @@ class Life:
         self._metrics.requests.labels(finish).inc()
         self._metrics.end_to_end_seconds.observe(self._since_received(Moment.FINISHED))
         moments = {name: at_s for name, at_s in self._timeline.since_received().items() if at_s}
+        if self._hop is not None:
+            self._trace(self._hop, finish, status)
         log.info(
             event(
                 self._path,
@@ -81,6 +94,16 @@ class Life:
                 **moments,
             )
         )
+
+    def _trace(self, hop: Hop, finish: str, status: int) -> None:
+        attributes: dict[str, str | int | float | None] = {
+            "gen_ai.request.id": self.request_id,
+            "gen_ai.usage.prompt_tokens": self.num_prompt_tokens,
+            "gen_ai.usage.completion_tokens": self.num_completion_tokens,
+            "fourhop.outcome": finish,
+            "http.response.status_code": status,
+        }
+        hop.end(self._path, [self._timeline.at_s], attributes, has_failed=finish == "failed")
 
     @contextmanager
     def watch(self) -> Iterator[None]:

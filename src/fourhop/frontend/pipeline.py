@@ -16,8 +16,9 @@ from fourhop.frontend.life import Life
 from fourhop.frontend.metrics import FrontendMetrics
 from fourhop.frontend.render import Renderer, chat_names, completion_names
 from fourhop.frontend.workers import RenderWorkers
-from fourhop.service import json_response, request_id, stream_response, until_disconnect
+from fourhop.service import json_response, request_id, stream_response, traceparent, until_disconnect
 from fourhop.service.requests import MAX_REQUEST_ID_CHARS
+from fourhop.service.tracing import Tracer
 from fourhop.tokens.server import TokenServer
 from fourhop.wire.errors import FourhopError, Unavailable
 from fourhop.wire.openai_chat import ChatCompletionRequest
@@ -34,9 +35,12 @@ class Pipeline:
     metrics: FrontendMetrics
     clock: Callable[[], float]
     now_s: Callable[[], float]
+    tracer: Tracer | None = None
 
     def life(self, kind: str, request: Request) -> Life:
-        life = Life(kind, self.metrics, self.clock)
+        given = traceparent(request)
+        hop = None if self.tracer is None else self.tracer.begin(given)
+        life = Life(kind, self.metrics, self.clock, hop=hop, traceparent=given)
         life.request_id = request_id(request)
         return life
 

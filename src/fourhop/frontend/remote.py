@@ -27,6 +27,7 @@ from fourhop.service import (
     read_body,
     request_id,
     stream_response,
+    traceparent,
     until_disconnect,
 )
 from fourhop.tokens.client import id_header
@@ -157,6 +158,7 @@ class RemoteFrontend:
         async def answer(request: Request) -> Response:
             body: Body = await read_body(request, dict)
             rendered = await endpoint.render(self.text, body, request_id(request))
+            rendered = msgspec.structs.replace(rendered, traceparent=traceparent(request))
             if body.get("stream"):
                 return await stream_response(self._events(endpoint, body, rendered))
             return await until_disconnect(request, self._whole(endpoint, body, rendered))
@@ -188,7 +190,9 @@ class RemoteFrontend:
         yield sse.DONE_EVENT
 
 
-def create(frontend: RemoteFrontend, server: ServerConfig, health: Health) -> Starlette:
+def create(
+    frontend: RemoteFrontend, server: ServerConfig, health: Health, registry: CollectorRegistry | None = None
+) -> Starlette:
     """The app of a frontend without text. `health` tells why tokens cannot be had, or None."""
 
     async def well(request: Request) -> Response:
@@ -204,4 +208,4 @@ def create(frontend: RemoteFrontend, server: ServerConfig, health: Health) -> St
         Route("/v1/models", frontend.models),
         Route("/health", well),
     ]
-    return create_app(routes=routes, config=server, registry=CollectorRegistry())
+    return create_app(routes=routes, config=server, registry=registry or CollectorRegistry())

@@ -263,10 +263,10 @@ class Renderer:
             raise
 
 
-def for_engine(request: GenerateRequest) -> GenerateRequest:
-    """The request as a tier without text takes it: no stop strings, and whichever model it serves."""
+def for_engine(request: GenerateRequest, traceparent: str | None = None) -> GenerateRequest:
+    """The request as a tier without text takes it: no stop strings, whichever model it serves, and its trace."""
     params = msgspec.structs.replace(request.sampling_params, stop=[])
-    return msgspec.structs.replace(request, sampling_params=params, model=None)
+    return msgspec.structs.replace(request, sampling_params=params, model=None, traceparent=traceparent)
 
 
 class _WithPrompt(msgspec.Struct, frozen=True):

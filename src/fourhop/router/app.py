@@ -40,6 +40,7 @@ from fourhop.router.split import Split
 from fourhop.router.worker import Control, Worker
 from fourhop.service import ServerConfig, create_app, json_response
 from fourhop.service.logs import event
+from fourhop.service.tracing import Tracer
 from fourhop.tokens.choices import merge_choices, split_choices, with_seed
 from fourhop.tokens.connection import Timeouts, open_session
 from fourhop.tokens.engine import RemoteEngine
@@ -98,6 +99,7 @@ class Router:
         wall_clock: Callable[[], float] = time.time,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
         router_id: str | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         prefix = f"{router_id or secrets.token_hex(6)}-"
         numbers = itertools.count()
@@ -133,6 +135,7 @@ class Router:
         self._dial = dial
         self._clock = clock
         self._draw_seed = draw_seed
+        self._tracer = tracer
         self._records: set[Record] = set()
         self._resources = AsyncExitStack()
         self._housekeeping: asyncio.Task[None] | None = None
@@ -186,7 +189,10 @@ class Router:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """See `TokenServer`. Raises ClientError, Unavailable when no engine is alive, or an engine's own error."""
-        record = Record(request, Timeline(self._clock()))
+        hop = None if self._tracer is None else self._tracer.begin(request.traceparent)
+        if hop is not None:
+            request = msgspec.structs.replace(request, traceparent=hop.traceparent)
+        record = Record(request, Timeline(self._clock()), hop=hop)
         self._records.add(record)
         account = ACCOUNT.get()
         try:
@@ -268,14 +274,21 @@ class Router:
         self.metrics.requests.labels(record.outcome).inc()
         ended_s = self._clock() - record.timeline.at_s[Moment.RECEIVED]
         self.history.keep(record.story(ended_s))
+        if record.hop is not None:
+            record.trace(record.hop)
         if request_log.isEnabledFor(logging.INFO):
             request_log.info(event("request", **record.line(ended_s)))
 
 
-def create(config: RouterConfig, goodput: GoodputConfig, server: ServerConfig) -> Starlette:
+def create(
+    config: RouterConfig,
+    goodput: GoodputConfig,
+    server: ServerConfig,
+    registry: CollectorRegistry,
+    tracer: Tracer | None = None,
+) -> Starlette:
     """The app of a router process."""
-    registry = CollectorRegistry()
-    router = Router(config, goodput, registry=registry)
+    router = Router(config, goodput, registry=registry, tracer=tracer)
     app = create_app(
         routes=[*router_routes(router), health_route(router)],
         config=server,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fourhop.router.run import Run
+from fourhop.service.tracing import Hop
 from fourhop.wire.errors import FourhopError
 from fourhop.wire.generate import GenerateRequest
 from fourhop.wire.moments import Moment, Timeline
@@ -32,6 +33,7 @@ class Record:
     runs: list[Run] = field(default_factory=list)
     outcome: str = "cancelled"
     error: FourhopError | None = None
+    hop: Hop | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -79,6 +81,21 @@ class Record:
             num_retries=sum(run.num_retries for run in self.runs),
             steps=[*steps_of(self.runs), Step(ended_s, f"{ending} ({finish})" if finish else ending)],
         )
+
+    def trace(self, hop: Hop) -> None:
+        """Tell what the log tells in a span, and what each choice did in spans inside it."""
+        line = self.line(0.0)
+        names = ("outcome", "finish", "reason", "prefill", "decode", "retries", "predicted_ttft_ms", "predicted_itl_ms")
+        attributes = {
+            "gen_ai.request.id": line["request_id"],
+            "gen_ai.usage.prompt_tokens": line["prompt_tokens"],
+            "gen_ai.usage.completion_tokens": line["completion_tokens"],
+            "http.response.status_code": line["status"],
+            "error.message": line["error"],
+            **{f"fourhop.{name}": line.get(name) for name in names},
+        }
+        lives = [run.timeline.at_s for run in self.runs] or [self.timeline.at_s]
+        hop.end("route", lives, attributes, has_failed=self.outcome == "failed")
 
     def _predicted(self) -> dict[str, str]:
         """What the router's own choice was based on, for the first choice of the request."""

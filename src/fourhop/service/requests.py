@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from fourhop.service.surrogates import lone_surrogate_path
 from fourhop.wire.errors import ClientError, PayloadTooLarge, client_error
+from fourhop.wire.trace import HEADER, parse_traceparent
 
 T = TypeVar("T")
 
@@ -24,6 +25,12 @@ def request_id(request: Request) -> str:
 def client_request_id(headers: Headers) -> str:
     raw = headers.get("x-request-id", "")
     return "".join(character for character in raw if "!" <= character <= "~")[:MAX_REQUEST_ID_CHARS]
+
+
+def traceparent(request: Request) -> str | None:
+    """The client's `traceparent`, if it is valid."""
+    value = request.headers.get(HEADER)
+    return None if parse_traceparent(value) is None else value
 
 
 async def read_body(request: Request, type: type[T]) -> T:

@@ -12,6 +12,7 @@ from fourhop.tokens.limits import PARAMS
 from fourhop.wire import sse
 from fourhop.wire.errors import ErrorBody, PeerError, PeerRefused
 from fourhop.wire.generate import GenerateChunk, GenerateRequest, StreamOptions
+from fourhop.wire.trace import HEADER
 
 STREAM_END_S = 2.0
 """How long the peer may take to end its answer after `[DONE]`; later than that costs only the connection."""
@@ -41,14 +42,16 @@ class RemoteTokenServer:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """Raises PeerRefused, PeerTimeout or PeerError, also for a stream that ends before it is complete."""
-        asked = msgspec.structs.replace(request, stream=True, stream_options=StreamOptions(include_usage=True))
+        asked = msgspec.structs.replace(
+            request, stream=True, stream_options=StreamOptions(include_usage=True), traceparent=None
+        )
         async with call(
             self._session,
             "POST",
             self.url + self._dialect.path,
             timeouts=self._timeouts,
             body=self._dialect.encode(asked),
-            headers=self._headers | id_header(request.request_id),
+            headers=self._headers | own_headers(request),
         ) as answer:
             if answer.content_type != sse.CONTENT_TYPE:
                 raise PeerError(f"{self.url} answered with {answer.content_type or 'no type'}, not with a stream")
@@ -105,6 +108,14 @@ def id_header(request_id: str) -> dict[str, str]:
     """An id that is no header value travels in the body alone, where any text may stand."""
     is_value = request_id.isascii() and request_id.isprintable() and request_id
     return {"X-Request-Id": request_id} if is_value else {}
+
+
+def own_headers(request: GenerateRequest) -> dict[str, str]:
+    """What a request says in headers: its id, and which trace it belongs to."""
+    headers = id_header(request.request_id)
+    if request.traceparent is not None:
+        headers[HEADER] = request.traceparent
+    return headers
 
 
 def _chunk(event: Event, request_id: str) -> GenerateChunk:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fourhop.service import json_response, read_body, request_id, stream_response, until_disconnect
+from fourhop.service import json_response, read_body, request_id, stream_response, traceparent, until_disconnect
 from fourhop.tokens.dialect import GENERATE_PATH
 from fourhop.tokens.limits import check_supported
 from fourhop.tokens.server import TokenServer, collect
@@ -35,7 +35,7 @@ def token_routes(server: TokenServer, *, abort: Abort, models: Sequence[str] = (
     """
 
     async def generate(request: Request) -> Response:
-        body = _prepare(await read_body(request, GenerateRequest), request_id(request), models, routes)
+        body = _prepare(await read_body(request, GenerateRequest), request, models, routes)
         if body.stream:
             timing = _Timing()
             return await stream_response(_events(server, body, timing), headers=timing.headers)
@@ -52,14 +52,16 @@ def token_routes(server: TokenServer, *, abort: Abort, models: Sequence[str] = (
     ]
 
 
-def _prepare(request: GenerateRequest, header_id: str, models: Sequence[str], routes: bool) -> GenerateRequest:
-    """The request as a TokenServer takes it: with its id, transfer parameters at the top, nothing unsupported."""
+def _prepare(request: GenerateRequest, http: Request, models: Sequence[str], routes: bool) -> GenerateRequest:
+    """The request as a TokenServer takes it: with its id, its trace, transfer parameters at the top, nothing
+    unsupported.
+    """
     if models and request.model and request.model not in models:
         raise NotFound(f"the model `{request.model}` does not exist; this server has `{models[0]}`", param="model")
     request = _lift_transfer_params(request)
     check_supported(request, routes=routes)
-    named = header_id or _clean_id(request.request_id) or secrets.token_hex(16)
-    return msgspec.structs.replace(request, request_id=named)
+    named = request_id(http) or _clean_id(request.request_id) or secrets.token_hex(16)
+    return msgspec.structs.replace(request, request_id=named, traceparent=traceparent(http))
 
 
 def _lift_transfer_params(request: GenerateRequest) -> GenerateRequest:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from fourhop.tokens.client import RemoteTokenServer, id_header
+from fourhop.tokens.client import RemoteTokenServer, own_headers
 from fourhop.tokens.connection import Session, Timeouts, call, request_headers
 from fourhop.tokens.dialect import GENERATE, Dialect
 from fourhop.wire.errors import PeerError, PeerRefused, TransferError
@@ -55,8 +55,10 @@ class VLLMTokenServer:
             "POST",
             self.url + self._dialect.path,
             timeouts=self._timeouts,
-            body=self._dialect.encode(msgspec.structs.replace(request, stream=False, stream_options=None)),
-            headers=self._headers | id_header(request.request_id),
+            body=self._dialect.encode(
+                msgspec.structs.replace(request, stream=False, stream_options=None, traceparent=None)
+            ),
+            headers=self._headers | own_headers(request),
         ) as answer:
             body = await answer.read_all()
         try:

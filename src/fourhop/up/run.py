@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import os
 import socket
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Literal
 
 from prometheus_client import CollectorRegistry
@@ -19,7 +19,7 @@ from fourhop.frontend import load as frontend_load
 from fourhop.frontend.config import FrontendConfig
 from fourhop.router.app import Router, guard, router_routes
 from fourhop.router.config import GoodputConfig, RouterConfig
-from fourhop.service import ServerConfig
+from fourhop.service import ServerConfig, TracingConfig
 from fourhop.tokens.connection import open_session
 from fourhop.tokens.worker import RemoteWorker
 from fourhop.up.children import Children, engine_command
@@ -39,6 +39,7 @@ async def run_up(
     server: ServerConfig,
     frontend: FrontendConfig,
     engine: EngineConfig,
+    tracing: TracingConfig,
     log_level: str,
     listener: socket.socket,
 ) -> None:
@@ -46,7 +47,7 @@ async def run_up(
     frontend_load.check(checkpoint, frontend)
     names = frontend.served_model_name or (checkpoint.name,)
     is_vllm = config.engine == "vllm"
-    plans = await (_plan_vllms if is_vllm else _plan)(checkpoint, config, engine, names[0], log_level)
+    plans = await (_plan_vllms if is_vllm else _plan)(checkpoint, config, engine, names[0], log_level, tracing)
     display = Display(plans)
     for plan in plans:
         display.line(plan.name, f"{plan.shown}  # on core {','.join(map(str, plan.cores))}")
@@ -56,12 +57,15 @@ async def run_up(
     def command(plan: EnginePlan) -> list[str]:
         return engine_command(plan, os.getpid())
 
-    async with Children(plans, command, display, stop_timeout_s=STOP_TIMEOUT_S) as children:
+    registry = CollectorRegistry()
+    async with AsyncExitStack() as stack:
+        tracer_of = stack.enter_context(service.open_traces(tracing, registry))
+        children = await stack.enter_async_context(Children(plans, command, display, stop_timeout_s=STOP_TIMEOUT_S))
         with display:
             await children.ready()
         window = engine.max_model_len if is_vllm else await _window(plans)
-        registry = CollectorRegistry()
-        router = Router(_router_config(plans, "nixl" if is_vllm else None), goodput, registry=registry)
+        router_config = _router_config(plans, "nixl" if is_vllm else None)
+        router = Router(router_config, goodput, registry=registry, tracer=tracer_of("router"))
 
         async def health() -> str | None:
             return router.health()
@@ -75,6 +79,7 @@ async def run_up(
             routes=router_routes(router, names),
             resources=router.running,
             registry=registry,
+            tracer=tracer_of("frontend"),
         )
         guard(app, goodput)
         url = f"http://{server.host}:{listener.getsockname()[1]}"
@@ -88,7 +93,7 @@ async def run_up(
 
 
 async def _plan_vllms(
-    checkpoint: Checkpoint, config: UpConfig, engine: EngineConfig, name: str, log_level: str
+    checkpoint: Checkpoint, config: UpConfig, engine: EngineConfig, name: str, log_level: str, tracing: TracingConfig
 ) -> list[EnginePlan]:
     ports = _free_ports(2 * config.num_engines)
     return plan_vllms(
@@ -104,9 +109,9 @@ async def _plan_vllms(
 
 
 async def _plan(
-    checkpoint: Checkpoint, config: UpConfig, engine: EngineConfig, name: str, log_level: str
+    checkpoint: Checkpoint, config: UpConfig, engine: EngineConfig, name: str, log_level: str, tracing: TracingConfig
 ) -> list[EnginePlan]:
-    flags = [*flags_of(engine), "--drain-timeout-s", str(ENGINE_DRAIN_S)]
+    flags = [*flags_of(engine), *flags_of(tracing), "--drain-timeout-s", str(ENGINE_DRAIN_S)]
     flags += ["--served-model-name", name] if name != checkpoint.name else []
     flags += ["--log-level", log_level] if log_level != "info" else []
     cores = sorted(os.sched_getaffinity(0))

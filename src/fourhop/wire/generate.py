@@ -72,7 +72,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `output_token_ids` are tokens that were already generated and delivered: the engine continues after them, counts
     them as output (limits, penalties, seed positions) and does not send them again. `grammar_start` says where
-    `structured_outputs` begin; an engine that does not know it (vLLM) uses its own reasoning parser.
+    `structured_outputs` begin; an engine that does not know it (vLLM) uses its own reasoning parser. `traceparent`
+    travels as a header (`wire.trace`).
     """
 
     token_ids: list[int]
@@ -94,6 +95,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser_kwargs: dict[str, Any] | None = None
     grammar_start: GrammarStart | None = None
     targets: Targets | None = None
+    traceparent: str | None = None
     ec_transfer_params: dict[str, Any] | None = None
 
 

@@ -6,7 +6,9 @@ received the request, so clocks of different machines are never compared.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Moment(StrEnum):
@@ -24,6 +26,44 @@ class Moment(StrEnum):
 
 
 RECEIVED = Moment.RECEIVED.value
+
+INTERVALS: dict[Moment, str] = {
+    Moment.RENDERED: "render",
+    Moment.ADMITTED: "queue",
+    Moment.PLACED: "placement",
+    Moment.PREFILL_STARTED: "prefill_wait",
+    Moment.PREFILL_DONE: "prefill",
+    Moment.FIRST_TOKEN: "first_token",
+    Moment.KV_REQUESTED: "transfer_wait",
+    Moment.KV_READY: "transfer",
+    Moment.LAST_TOKEN: "decode",
+    Moment.FINISHED: "finish",
+}
+"""What a request did until a moment, named once."""
+
+
+class Interval(NamedTuple):
+    name: str
+    begin_s: float
+    end_s: float
+
+
+def intervals(at_s: Mapping[str, float]) -> list[Interval]:
+    """What a request did between its moments. Each interval begins with the nearest moment before its end, in the order
+    of a request's life, that had come by then: so they follow one another, but where KV travels while the prompt is
+    still computed two overlap. Some of them, end to end, fill the time from the first moment to the last.
+    """
+    told: list[Interval] = []
+    past: list[float] = []
+    for moment in Moment:
+        end_s = at_s.get(moment)
+        if end_s is None:
+            continue
+        begin_s = next((begin_s for begin_s in reversed(past) if begin_s <= end_s), None)
+        if begin_s is not None:
+            told.append(Interval(INTERVALS[moment], begin_s, end_s))
+        past.append(end_s)
+    return told
 
 
 class Timeline:
