@@ -83,6 +83,29 @@ def test_the_first_token_is_prefills_and_does_not_wait_for_decode() -> None:
     run(scenario())
 
 
+def test_a_prompt_goes_where_its_beginning_was_sent_before() -> None:
+    """Without a word of theirs (KV events) stock engines are taken to have what they were sent."""
+    beginning = [10 + place % 50 for place in range(100)]
+
+    async def scenario() -> None:
+        async with stock_fleet(3, 1) as one:
+            await chunks_of(one.router, ask_of(beginning))
+            first = next(engine for engine in one.prefill if engine.bodies)
+            for number in range(6):
+                await chunks_of(one.router, ask_of([*beginning, number]))
+                await chunks_of(one.router, ask_of([100 + number] * 100))
+            sent = [(engine, body["token_ids"]) for engine in one.prefill for body in engine.bodies]
+            assert [engine for engine, token_ids in sent if token_ids[:100] == beginning] == [first] * 7
+            assert all(engine.bodies for engine in one.prefill)
+            await one.settle()
+
+    run(scenario())
+
+
+def ask_of(prompt: list[int]) -> GenerateRequest:
+    return msgspec.structs.replace(ask(2), token_ids=prompt)
+
+
 BAD = {name: {name: None} for name in HANDLE} | {
     "no groups": {"remote_block_ids": []},
     "empty groups": {"remote_block_ids": [[], []]},

@@ -27,6 +27,9 @@ from fourhop.wire.worker import PrefixRequest
 
 log = logging.getLogger(__name__)
 
+STOCK_BLOCK_SIZE = 16
+"""vLLM's default; one does not tell its own. A page is some blocks long, and what is known of it a hint."""
+
 
 class Conversations:
     """Finds who has the beginning of a prompt, and remembers who has what.
@@ -116,8 +119,6 @@ class Conversations:
         told = self._caches.num_cached(run, worker)
         if told is not None:
             return min(told, len(run.request.token_ids) - 1)
-        if worker.info is None:
-            return 0
         self._extend(run, worker)
         num_known = self._index.num_known(run.pages, Holder(worker.name, worker.epoch))
         return min(num_known * run.num_page_tokens, len(run.request.token_ids) - 1)
@@ -138,13 +139,12 @@ class Conversations:
                 self._metrics.prefix_tokens.inc(run.num_prefix_tokens)
                 self._ledger.end(run.prefix, HoldState.PULLED)
         self.leave(run)
-        if prefill.info is not None:
-            self._extend(run, prefill)
-            self._record(run, prefill, len(run.request.token_ids))
+        self._extend(run, prefill)
+        self._record(run, prefill, len(run.request.token_ids))
 
     def note_end(self, run: Run, worker: Worker) -> None:
         """The run ended well at `worker`, which has the KV of all tokens but the last."""
-        if worker.info is not None and run.finish in ("stop", "length"):
+        if run.finish in ("stop", "length"):
             self._extend(run, worker)
             self._record(run, worker, len(run.token_ids) - 1)
 
@@ -158,8 +158,8 @@ class Conversations:
 
     def _extend(self, run: Run, worker: Worker) -> None:
         """Bring the run's pages up to its tokens, in this engine's block size."""
-        assert worker.info is not None
-        size = page_tokens(worker.info.block_size, self._config.kv_recompute_threshold)
+        block_size = STOCK_BLOCK_SIZE if worker.info is None else worker.info.block_size
+        size = page_tokens(block_size, self._config.kv_recompute_threshold)
         if size != run.num_page_tokens:
             run.num_page_tokens, run.pages = size, []
         if len(run.pages) < (len(run.request.token_ids) + run.num_output) // size:
@@ -170,10 +170,11 @@ class Conversations:
         workers = self._fleet.workers
         named, num_told = self._caches.holders(run)
         told = [name for name in named if name in workers and workers[name].is_usable]
-        known = next((worker for worker in workers.values() if worker.info is not None), None)
-        if known is None:
-            return dict.fromkeys(told, num_told)
-        self._extend(run, known)
+        some = next((worker for worker in workers.values() if worker.info is not None), None)
+        some = some or next(iter(workers.values()), None)
+        if some is None:
+            return {}
+        self._extend(run, some)
         most = len(run.request.token_ids) - 1
         return {
             holder.engine: min(num_pages * run.num_page_tokens, most)
