@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry
 
 from contracts.token_server import until
 from fakes.stub_engine import StubEngine
-from fourhop.router.app import Dial, Router
+from fourhop.router.app import Router
 from fourhop.router.config import GoodputConfig, RouterConfig
+from fourhop.router.dial import Dial
 from fourhop.service.tracing import Tracer
 
 
@@ -81,7 +82,7 @@ async def bench(
 
     @asynccontextmanager
     async def dial(config: RouterConfig) -> AsyncIterator[Dial]:
-        yield lambda url: (engines[url], engines[url])
+        yield lambda url, role: (engines[url], engines[url])
 
     async def never(seconds: float) -> None:
         await asyncio.Event().wait()

@@ -20,8 +20,9 @@ from fakes.virtual_time import now
 from fourhop.engine.blocks import BlockPool
 from fourhop.engine.scheduler import Limits, Load, Scheduler, Work
 from fourhop.engine.sequence import Phase, Sequence
-from fourhop.router.app import Dial, Router
+from fourhop.router.app import Router
 from fourhop.router.config import GoodputConfig, RouterConfig
+from fourhop.router.dial import Dial
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, PromptTokensDetails, Usage
 from fourhop.wire.moments import Moment, Timeline
 from fourhop.wire.ticket import FirstToken, HoldRequest, KVTicket, hash_tokens, parse_transfer_params
@@ -323,7 +324,7 @@ async def timed_fleet(
 
     @asynccontextmanager
     async def dial(config: RouterConfig) -> AsyncIterator[Dial]:
-        yield lambda url: (engines[url], engines[url])
+        yield lambda url, role: (engines[url], engines[url])
 
     sides = [tuple(name for name, role in names if role == side) for side in ("prefill", "decode")]
     config = RouterConfig(sides[0], sides[1], probe_interval_s=1e6, idle_timeout_s=1e6)

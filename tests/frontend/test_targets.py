@@ -25,7 +25,7 @@ from fourhop.checkpoint import Checkpoint
 from fourhop.frontend.app import create
 from fourhop.frontend.config import FrontendConfig
 from fourhop.frontend.remote import with_targets
-from fourhop.router.app import router_routes
+from fourhop.router.routes import router_routes
 from fourhop.service import ServerConfig, create_app
 from fourhop.tokens.connection import Timeouts, open_session
 from fourhop.tokens.server import TokenServer

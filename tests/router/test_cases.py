@@ -30,7 +30,7 @@ from fakes.toy import write_toy_checkpoint
 from fourhop.checkpoint import Checkpoint
 from fourhop.frontend import app as frontend
 from fourhop.frontend.config import FrontendConfig
-from fourhop.router.app import router_routes
+from fourhop.router.routes import router_routes
 from fourhop.service import ServerConfig, create_app
 from fourhop.wire.errors import ErrorBody, FourhopError, PeerError, PeerRefused, PeerTimeout
 from fourhop.wire.generate import GenerateRequest, SamplingParams

@@ -26,8 +26,9 @@ from fakes.stub_engine import StubEngine, next_token
 from faults.network import MACHINE, Network
 from faults.virtual_loop import VirtualLoop, run_virtual
 from faults.weather import CALM, Storm
-from fourhop.router.app import Router, router_routes
+from fourhop.router.app import Router
 from fourhop.router.config import RouterConfig
+from fourhop.router.routes import router_routes
 from fourhop.service import ServerConfig, create_app, json_response
 from fourhop.tokens.routes import token_routes
 from fourhop.wire.generate import GenerateRequest, SamplingParams

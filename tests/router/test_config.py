@@ -33,4 +33,5 @@ def test_bad_targets(settings: dict[str, float], message: str) -> None:
 
 
 def test_the_upstream_key_is_not_printed() -> None:
-    assert "secret" not in repr(RouterConfig(("http://a",), upstream_api_key="secret"))
+    assert "hidden" not in repr(RouterConfig(("http://a",), upstream_api_key="hidden"))
+    assert "hidden" not in repr(GoodputConfig(admin_key="hidden"))

@@ -11,8 +11,8 @@ import pytest
 from fakes.asgi import Exchange
 from fakes.fleet import bench
 from fakes.stub_engine import Fault
-from fourhop.router.app import router_routes
 from fourhop.router.history import History
+from fourhop.router.routes import router_routes
 from fourhop.service import ServerConfig, create_app
 from fourhop.why import shown
 from fourhop.wire.errors import FourhopError, NotFound, PeerError

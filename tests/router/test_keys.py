@@ -13,9 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from contracts.token_server import until
 from fakes.stub_engine import StubEngine
-from fourhop.router.app import Dial, Router, guard, router_routes
+from fourhop.router.app import Router
 from fourhop.router.config import GoodputConfig, RouterConfig
+from fourhop.router.dial import Dial
+from fourhop.router.guard import guard
 from fourhop.router.keys import Account, KeyLimits, read_keys, with_salt
+from fourhop.router.routes import router_routes
 from fourhop.service import ServerConfig, create_app
 from fourhop.wire.errors import ClientError, StartError, TooManyRequests
 from fourhop.wire.generate import GenerateRequest, SamplingParams
@@ -102,7 +105,7 @@ async def guarded(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, StubEn
 
     @asynccontextmanager
     async def dial(config: RouterConfig) -> AsyncIterator[Dial]:
-        yield lambda url: (engine, engine)
+        yield lambda url, role: (engine, engine)
 
     goodput, registry = GoodputConfig(api_keys=folder / "keys.toml"), CollectorRegistry()
     router = Router(RouterConfig((), ("http://d0",)), goodput, registry=registry, dial=dial)

@@ -157,7 +157,7 @@ def test_housekeeping_renews_by_itself() -> None:
                 one.clock.now_s += 11
 
             one.router.fleet.sleep = sleep
-            keeping = asyncio.create_task(one.router._keep_house())
+            keeping = asyncio.create_task(one.router.housekeeping._repeat("leases"))
             async with aclosing(one.router.generate(REQUEST)) as chunks:
                 await anext(chunks)
                 naps.release()

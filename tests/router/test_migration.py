@@ -14,9 +14,9 @@ from contracts.token_server import finishes_of, tokens_of, usage_of
 from fakes.asgi import Exchange
 from fakes.fleet import Bench, bench
 from fakes.stub_engine import next_token
-from fourhop.router.app import router_routes
 from fourhop.router.ledger import HoldState
 from fourhop.router.migration import MoveRequest
+from fourhop.router.routes import router_routes
 from fourhop.service import ServerConfig, create_app
 from fourhop.wire.errors import ClientError, ErrorBody, NotFound, PeerRefused
 from fourhop.wire.generate import GenerateRequest, SamplingParams

@@ -22,7 +22,7 @@ from fakes.toy import write_toy_checkpoint
 from fourhop.checkpoint import Checkpoint
 from fourhop.frontend.app import create
 from fourhop.frontend.config import FrontendConfig
-from fourhop.router.app import router_routes
+from fourhop.router.routes import router_routes
 from fourhop.service import ServerConfig, create_app
 from fourhop.service.tracing import Span, Tracer
 from fourhop.tokens.connection import Timeouts, open_session

@@ -214,7 +214,7 @@ def test_a_name_that_no_resolver_takes_is_a_peer_that_cannot_be_reached() -> Non
         async with open_session() as session:
             with pytest.raises(UnicodeError):
                 await session.connect(Origin("a..b", 1, False), 1.0)
-            with pytest.raises(PeerError, match="cannot connect to .*: no address"):
+            with pytest.raises(PeerError, match=r"cannot connect to .*: no address"):
                 await _exchange(session, Origin("a..b", 1, False), b"", TIMEOUTS)
 
     run(scenario())

@@ -1,52 +1,52 @@
-"""`Router`: a TokenServer that splits each request over two engines, and its HTTP face."""
+"""`Router`: a TokenServer that splits each request over two engines, and the app of its process."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from fourhop.router.admission import Queue
 from fourhop.router.caches import Caches
 from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.router.conversations import Conversations
+from fourhop.router.dial import Dial, dial_http
+from fourhop.router.discovery.follow import Discovery, DiscoveryCollector
+from fourhop.router.discovery.registrations import Registrations
+from fourhop.router.discovery.sources import sources_of
 from fourhop.router.fleet import Fleet
 from fourhop.router.gate import Gate
+from fourhop.router.guard import guard, with_admin
 from fourhop.router.handover import Handover
-from fourhop.router.history import History, history_route
-from fourhop.router.keys import ACCOUNT, KeyGuard, read_keys, with_salt
+from fourhop.router.history import History
+from fourhop.router.housekeeping import Housekeeping
+from fourhop.router.keys import ACCOUNT, Account, with_salt
 from fourhop.router.leases import LeaseKeeper
 from fourhop.router.ledger import Ledger
+from fourhop.router.membership import Membership
 from fourhop.router.metrics import RouterMetrics, StateCollector
-from fourhop.router.migration import Migration, migration_routes
+from fourhop.router.migration import Migration
 from fourhop.router.placement import Placer
 from fourhop.router.policy import EngineRole
 from fourhop.router.progress import Progress
 from fourhop.router.records import Record
 from fourhop.router.release import Releaser
+from fourhop.router.routes import health_route, router_routes
 from fourhop.router.run import Run
 from fourhop.router.split import Split
-from fourhop.router.worker import Control, Worker
-from fourhop.service import ServerConfig, create_app, json_response
+from fourhop.router.worker import Worker
+from fourhop.service import ServerConfig, create_app
 from fourhop.service.logs import event
 from fourhop.service.tracing import Tracer
 from fourhop.tokens.choices import merge_choices, split_choices, with_seed
-from fourhop.tokens.connection import Timeouts, open_session
-from fourhop.tokens.engine import RemoteEngine
 from fourhop.tokens.limits import Limits, check_request, check_supported, resolve_max_tokens
-from fourhop.tokens.routes import token_routes
-from fourhop.tokens.server import TokenServer
 from fourhop.wire.errors import ClientError, FourhopError
 from fourhop.wire.generate import GenerateChunk, GenerateRequest
 from fourhop.wire.moments import Moment, Timeline
@@ -54,35 +54,7 @@ from fourhop.wire.moments import Moment, Timeline
 log = logging.getLogger(__name__)
 request_log = logging.getLogger("fourhop.request")
 
-HOUSEKEEPING_S = 1.0
-"""Between two looks for leases to renew and requests to move; leases are several times as long."""
-
 DEFAULT_GOODPUT = GoodputConfig()
-
-Dial = Callable[[str], tuple[TokenServer, Control]]
-
-
-@asynccontextmanager
-async def dial_http(config: RouterConfig) -> AsyncIterator[Dial]:
-    """Engines behind their URLs, over one pool of connections."""
-    timeouts = Timeouts(config.connect_timeout_s, config.first_chunk_timeout_s, config.idle_timeout_s)
-    async with open_session() as session:
-
-        def dial(url: str) -> tuple[TokenServer, Control]:
-            endpoint = config.endpoint(url)
-            engine = RemoteEngine(
-                url,
-                session,
-                timeouts=timeouts,
-                probe_timeout_s=config.probe_timeout_s,
-                api_key=config.upstream_api_key,
-                bootstrap_url=f"http://{endpoint.host}:{endpoint.bootstrap_port}"
-                if config.handoff == "mooncake" and url in config.prefill
-                else None,
-            )
-            return engine, engine
-
-        yield dial
 
 
 class Router:
@@ -119,6 +91,12 @@ class Router:
         self.queue = Queue(goodput.max_queued)
         registry.register(StateCollector(self.fleet, self.ledger, self.leases, self.queue, wall_clock))
         self.migration = Migration(self.fleet, self._runs)
+        registrations = Registrations(clock) if config.engines_join else None
+        sources = [*sources_of(config), *([] if registrations is None else [registrations])]
+        discovery = Discovery(config.listed, sources, self._sleep)
+        registry.register(DiscoveryCollector(discovery))
+        self.membership = Membership(self.fleet, self.ledger, discovery, self.migration, registrations, wall_clock)
+        self.membership.on_gone = self._forget
         handover = Handover(self.fleet, self.ledger, self.releaser, self.metrics, wall_clock)
         conversations = Conversations(
             config, self.fleet, self.ledger, self.releaser, self.metrics, wall_clock, new_id, self.caches
@@ -132,52 +110,58 @@ class Router:
             self.fleet, handover, conversations, placer, progress, self.metrics, config.max_retries, clock, new_id
         )
         self.conversations, self.progress, self.placer = conversations, progress, placer
+        self.discovery = discovery
+        self.housekeeping = Housekeeping(
+            {
+                "expire": lambda: self.ledger.expire(wall_clock()),
+                "leaks": self.releaser.retry_leaks,
+                "leases": self.leases.renew,
+                "members": self.membership.settle,
+                "move": self.migration.go_on,
+                "gate": self._gate.changed,
+            },
+            self._sleep,
+            self.metrics.housekeeping,
+        )
         self._dial = dial
         self._clock = clock
         self._draw_seed = draw_seed
         self._tracer = tracer
         self._records: set[Record] = set()
         self._resources = AsyncExitStack()
-        self._housekeeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect to the engines and look at each once. An engine that is not there is waited for, not an error."""
         dial = await self._resources.enter_async_context(self._dial(self.config))
-        roles: tuple[tuple[EngineRole, tuple[str, ...]], ...] = (
-            ("prefill", self.config.prefill),
-            ("decode", self.config.decode),
-        )
-        await self.fleet.start(
-            [
-                Worker(url, role, *dial(url), self.config.handoff, self.config.endpoint(url))
-                for role, urls in roles
-                for url in urls
-            ]
-        )
-        self._housekeeping = asyncio.create_task(self._keep_house(), name="router housekeeping")
+
+        def hire(url: str, role: EngineRole) -> Worker:
+            return Worker(url, role, *dial(url, role), self.config.handoff, self.config.endpoint(url))
+
+        await self.membership.start(hire)
+        self.housekeeping.start()
 
     async def close(self) -> None:
         """Stop looking at engines, finish the releases, close the connections."""
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-            await asyncio.gather(self._housekeeping, return_exceptions=True)
+        await self.housekeeping.close()
+        await self.discovery.close()
         await self.fleet.close()
         await self.caches.close()
         await self.releaser.close()
         await self._resources.aclose()
+
+    async def _sleep(self, seconds: float) -> None:
+        await self.fleet.sleep(seconds)
 
     async def _meet(self, worker: Worker) -> None:
         """An engine came up."""
         self.caches.follow(worker)
         await self.leases.reconcile(worker)
 
-    async def _keep_house(self) -> None:
-        while True:
-            await self.fleet.sleep(HOUSEKEEPING_S)
-            self.releaser.retry_leaks()
-            await self.leases.renew()
-            await self.migration.go_on()
-            self._gate.changed()
+    def _forget(self, engine: str) -> None:
+        """An engine is gone."""
+        self.caches.leave(engine)
+        self.conversations.index.forget_engine(engine)
+        self._gate.changed()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -212,7 +196,7 @@ class Router:
             self._records.discard(record)
             if account is not None:
                 account.spend(record.num_tokens)
-            self._report(record)
+            self._report(record, account)
 
     def _let_in(self, record: Record, placed: Callable[[], None]) -> None:
         now_s = self._clock()
@@ -269,11 +253,11 @@ class Router:
             else self.fleet.unavailable().message
         )
 
-    def _report(self, record: Record) -> None:
+    def _report(self, record: Record, account: Account | None) -> None:
         """Count a request that ended, remember it, and leave its line in the log."""
         self.metrics.requests.labels(record.outcome).inc()
         ended_s = self._clock() - record.timeline.at_s[Moment.RECEIVED]
-        self.history.keep(record.story(ended_s))
+        self.history.keep(record.story(ended_s), account)
         if record.hop is not None:
             record.trace(record.hop)
         if request_log.isEnabledFor(logging.INFO):
@@ -291,41 +275,9 @@ def create(
     router = Router(config, goodput, registry=registry, tracer=tracer)
     app = create_app(
         routes=[*router_routes(router), health_route(router)],
-        config=server,
+        config=with_admin(server, goodput),
         registry=registry,
         resources=router.running,
     )
     guard(app, goodput)
     return app
-
-
-def guard(app: Starlette, goodput: GoodputConfig) -> None:
-    """Let in only clients with a key of the file, each within its limits. Raises StartError for a bad file."""
-    if goodput.api_keys is not None:
-        app.add_middleware(KeyGuard, keys=read_keys(goodput.api_keys), clock=time.monotonic)
-
-
-def router_routes(router: Router, models: Sequence[str] = ()) -> list[Route]:
-    """What a router does for others: tokens, and the moving of requests. Its health is the process's affair."""
-    tokens = token_routes(router, abort=router.abort, models=models, routes=True)
-    return [*tokens, *migration_routes(router.migration), history_route(router.history)]
-
-
-def health_route(router: Router) -> Route:
-    """`/health`: 200 while some engine can serve, and what each one is doing or why it is down."""
-
-    async def health(request: Request) -> Response:
-        reason = router.health()
-        engines = [
-            {
-                "engine": worker.name,
-                "role": worker.role,
-                "down": worker.down,
-                "draining": worker.is_draining,
-                "in_flight": worker.in_flight,
-            }
-            for worker in router.fleet.workers.values()
-        ]
-        return json_response({"status": reason or "ok", "engines": engines}, status=503 if reason else 200)
-
-    return Route("/health", health)

@@ -10,6 +10,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from fourhop.router.discovery.dns import parse_name
+from fourhop.router.discovery.kubernetes import parse_service
+from fourhop.router.discovery.source import Engines, engines_of
 from fourhop.router.handoff.kinds import Name
 from fourhop.router.handoff.protocol import Endpoint
 from fourhop.tokens.connection import check_url
@@ -32,6 +35,8 @@ class GoodputConfig:
         max_queued: Most requests with targets that wait at the router.
         api_keys: JSON or TOML file of key to limits: name, max_concurrency, tokens_per_minute, cache_salt. Then every
             client needs a key of it. Default: no keys.
+        admin_key: Key of who may change the fleet: join, leave, drain, undrain, migrate. It opens everything else too.
+            Default: anybody, but nobody where clients have keys.
     """
 
     placement: PlacementMode = "split"
@@ -39,6 +44,7 @@ class GoodputConfig:
     itl_ms: float = 0.0
     max_queued: int = 1000
     api_keys: Path | None = None
+    admin_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("ttft_ms", "itl_ms"):
@@ -46,14 +52,8 @@ class GoodputConfig:
                 raise StartError(f"{name} must be a number of milliseconds, 0 for none")
         if self.max_queued < 0:
             raise StartError("max_queued must not be negative")
-
-
-def check_engine_url(url: str) -> None:
-    """Raises StartError for what cannot be the URL of an engine."""
-    try:
-        check_url(url)
-    except ValueError:
-        raise StartError(f"not the URL of an engine: {url[:200]}") from None
+        if self.admin_key == "":
+            raise StartError("admin_key must not be empty")
 
 
 class EventSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +70,16 @@ class RouterConfig:
     Attributes:
         prefill: URLs of the engines that prompts go to.
         decode: URLs of the engines that tokens come from.
+        engines_file: JSON or TOML file with more of them, `{"prefill": [URL, …], "decode": [URL, …]}`, which is read
+            again when it changes.
+        engines_dns: prefill=HOST:PORT or decode=HOST:PORT: each address of the name is an engine.
+        engines_kubernetes: prefill=SERVICE[:PORT] or decode=SERVICE[:PORT]: each ready pod of the service is an engine.
+            Labels of its endpoint slices, `app=llm,tier=prefill`, may stand for the name.
+        engines_join: Let engines register themselves (`fourhop engine --join`).
+        discovery_interval_s: Time between two looks at DNS and Kubernetes.
+        kubernetes_url: Of the API server.
+        kubernetes_account: Folder of the service account: token, ca.crt, namespace.
+        kubernetes_namespace: Of the services. Default: that of the account.
         handoff: How KV moves between engines that are stock vLLMs, by their connector; store is any that finds it by
             its tokens. Ours tell it themselves. Default: it does not, and such an engine does whole requests.
         handoff_endpoints: JSON object of URL to where that engine's connector listens, where that is not the default:
@@ -95,6 +105,14 @@ class RouterConfig:
 
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
+    engines_file: Path | None = None
+    engines_dns: tuple[str, ...] = ()
+    engines_kubernetes: tuple[str, ...] = ()
+    engines_join: bool = False
+    discovery_interval_s: float = 5.0
+    kubernetes_url: str = "https://kubernetes.default.svc"
+    kubernetes_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    kubernetes_namespace: str | None = None
     handoff: Name | None = None
     handoff_endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     kv_events: Mapping[str, EventSource] = field(default_factory=dict)
@@ -115,18 +133,7 @@ class RouterConfig:
     upstream_api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        urls = self.prefill + self.decode
-        if not urls:
-            raise StartError("a router needs at least one engine: --prefill URL, --decode URL")
-        for url in urls:
-            check_engine_url(url)
-        twice = sorted({url for url in urls if urls.count(url) > 1})
-        if twice:
-            raise StartError(f"an engine can have one role only: {twice[0]} is listed twice")
-        for name, told in (("handoff_endpoints", self.handoff_endpoints), ("kv_events", self.kv_events)):
-            unknown = sorted(set(told) - set(urls))
-            if unknown:
-                raise StartError(f"{name} has {unknown[0]}, which is no engine of this router")
+        self._check_engines()
         if self.max_retries < 0 or self.max_num_choices < 1 or self.max_logprobs < 0:
             raise StartError("max_retries and max_logprobs must not be negative, max_num_choices at least 1")
         if self.kv_recompute_threshold < 1 or self.max_prefix_pages < 0 or self.max_history < 0:
@@ -140,9 +147,37 @@ class RouterConfig:
             "probe_backoff_s",
             "dead_after_s",
             "prefix_timeout_s",
+            "discovery_interval_s",
         ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise StartError(f"{name} must be a positive number of seconds")
+
+    def _check_engines(self) -> None:
+        listed = self.listed
+        if not listed and not self.finds_engines:
+            raise StartError("a router needs at least one engine: --prefill URL, --decode URL, or a way to find them")
+        for text in self.engines_dns:
+            parse_name(text)
+        for text in self.engines_kubernetes:
+            parse_service(text)
+        try:
+            check_url(self.kubernetes_url)
+        except ValueError as error:
+            raise StartError(f"kubernetes_url: {error}") from None
+        for name, told in (("handoff_endpoints", self.handoff_endpoints), ("kv_events", self.kv_events)):
+            unknown = sorted(set(told) - set(listed))
+            if unknown and not self.finds_engines:
+                raise StartError(f"{name} has {unknown[0]}, which is no engine of this router")
+
+    @property
+    def listed(self) -> Engines:
+        """The engines that the flags list."""
+        return engines_of(self.prefill, self.decode)
+
+    @property
+    def finds_engines(self) -> bool:
+        """Whether there may be engines that no flag lists."""
+        return bool(self.engines_file or self.engines_dns or self.engines_kubernetes or self.engines_join)
 
     def endpoint(self, url: str) -> Endpoint:
         """Where the connector of the engine at `url` listens."""

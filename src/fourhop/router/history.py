@@ -8,37 +8,42 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from fourhop.router.keys import ACCOUNT, Account
 from fourhop.service import json_response
 from fourhop.wire.errors import NotFound
 from fourhop.wire.why import STORY_PATH, Story
 
 
 class History:
-    """At most `size` stories, the oldest forgotten first. Two of one id: the later one."""
+    """At most `size` stories, the oldest forgotten first. Two of one id and one account: the later one."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._stories: OrderedDict[str, Story] = OrderedDict()
+        self._stories: OrderedDict[tuple[Account | None, str], Story] = OrderedDict()
 
-    def keep(self, story: Story) -> None:
-        self._stories.pop(story.request_id, None)
-        self._stories[story.request_id] = story
+    def keep(self, story: Story, owner: Account | None = None) -> None:
+        key = (owner, story.request_id)
+        self._stories.pop(key, None)
+        self._stories[key] = story
         while len(self._stories) > self._size:
             self._stories.popitem(last=False)
 
-    def find(self, request_id: str) -> Story:
-        """By the id that a log line names: the router's, or a frontend's, which is its end. Raises NotFound."""
-        story = self._stories.get(request_id)
+    def find(self, request_id: str, asker: Account | None = None) -> Story:
+        """By the id that a log line names: the router's, or a frontend's, which is its end. The newest of several.
+
+        An account finds its own requests only; None finds all. Raises NotFound.
+        """
+        known = [(name, one) for (owner, name), one in reversed(self._stories.items()) if asker in (None, owner)]
+        story = next((one for name, one in known if name == request_id), None)
         if story is None:
-            ends = (one for name, one in reversed(self._stories.items()) if name.endswith(f"-{request_id}"))
-            story = next(ends, None)
+            story = next((one for name, one in known if name.endswith(f"-{request_id}")), None)
         if story is None:
-            raise NotFound(f"no request {request_id[:200]} among the last {len(self._stories)}", param="request_id")
+            raise NotFound(f"no request {request_id[:200]} among the last {len(known)}", param="request_id")
         return story
 
 
 def history_route(history: History) -> Route:
     async def story(request: Request) -> Response:
-        return json_response(history.find(request.path_params["request_id"]))
+        return json_response(history.find(request.path_params["request_id"], ACCOUNT.get()))
 
-    return Route(STORY_PATH + "{request_id}", story, methods=["GET"])
+    return Route(STORY_PATH + "{request_id:path}", story, methods=["GET"])

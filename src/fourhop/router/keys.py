@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import hmac
 import tomllib
-from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fourhop.service.answers import error_answer
-from fourhop.service.app import GUARDED_PATHS, given_key
-from fourhop.wire.errors import ClientError, FourhopError, StartError, TooManyRequests, Unauthorized, client_error
+from fourhop.wire.errors import ClientError, StartError, TooManyRequests, client_error
 from fourhop.wire.generate import GenerateRequest
 
 MAX_SALT_CHARS = 128
@@ -57,7 +51,7 @@ def read_keys(path: Path) -> dict[str, KeyLimits]:
     return keys
 
 
-@dataclass
+@dataclass(eq=False)
 class Account:
     """What a key has used. Tokens are a bucket that fills by the minute; what was used beyond it is owed."""
 
@@ -109,43 +103,3 @@ def with_salt(request: GenerateRequest, account: Account | None) -> GenerateRequ
     if len(joined) > MAX_SALT_CHARS:
         raise ClientError(f"must be at most {MAX_SALT_CHARS - len(salt) - 1} characters", param="cache_salt")
     return msgspec.structs.replace(request, cache_salt=joined)
-
-
-@dataclass
-class KeyGuard:
-    """The edge of a server whose clients have keys: none without one of them, and each within its limits."""
-
-    app: ASGIApp
-    keys: Mapping[str, KeyLimits]
-    clock: Callable[[], float]
-    _accounts: list[tuple[bytes, Account]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._accounts = [(key.encode(), Account(limits)) for key, limits in self.keys.items()]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(GUARDED_PATHS):
-            await self.app(scope, receive, send)
-            return
-        try:
-            account = self._account(given_key(Headers(scope=scope)).encode("latin-1"))
-            account.enter(self.clock())
-        except FourhopError as error:
-            answer = error_answer(error)
-            if isinstance(error, Unauthorized):
-                answer.headers["WWW-Authenticate"] = "Bearer"
-            await answer(scope, receive, send)
-            return
-        token = ACCOUNT.set(account)
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            ACCOUNT.reset(token)
-            account.leave()
-
-    def _account(self, given: bytes) -> Account:
-        """Every key is compared, so the time taken does not tell which one came close."""
-        found = [account for key, account in self._accounts if hmac.compare_digest(given, key)]
-        if not found:
-            raise Unauthorized("a valid API key is required: Authorization: Bearer KEY")
-        return found[0]

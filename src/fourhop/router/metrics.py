@@ -74,6 +74,12 @@ class RouterMetrics:
             ["cause"],
             registry=registry,
         )
+        self.housekeeping = Counter(
+            "fourhop_router_housekeeping_failures",
+            "Unexpected errors of what the router does every second",
+            ["task"],
+            registry=registry,
+        )
         self.queue_s = self._histogram(registry, "queue", "Time that requests with targets waited for a place")
         self.transfer_wait_s = self._histogram(
             registry, "transfer_wait", "From a decode leg being sent to its engine asking for the KV"

@@ -25,6 +25,10 @@ from fourhop.wire.worker import MigrateAnswer
 log = logging.getLogger(__name__)
 
 
+DRAIN_PATH = "/router/drain"
+UNDRAIN_PATH = "/router/undrain"
+
+
 class DrainRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /router/drain` and `/router/undrain`: the engine's URL, as the router was given it."""
 
@@ -144,7 +148,7 @@ def migration_routes(migration: Migration) -> list[Route]:
         return json_response(await migration.move(await read_body(request, MoveRequest)))
 
     return [
-        Route("/router/drain", drain, methods=["POST"]),
-        Route("/router/undrain", undrain, methods=["POST"]),
+        Route(DRAIN_PATH, drain, methods=["POST"]),
+        Route(UNDRAIN_PATH, undrain, methods=["POST"]),
         Route(MIGRATE_PATH, move, methods=["POST"]),
     ]

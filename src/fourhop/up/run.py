@@ -17,8 +17,10 @@ from fourhop.engine.config import EngineConfig
 from fourhop.frontend import app as frontend_app
 from fourhop.frontend import load as frontend_load
 from fourhop.frontend.config import FrontendConfig
-from fourhop.router.app import Router, guard, router_routes
+from fourhop.router.app import Router
 from fourhop.router.config import GoodputConfig, RouterConfig
+from fourhop.router.guard import guard, with_admin
+from fourhop.router.routes import router_routes
 from fourhop.service import ServerConfig, TracingConfig
 from fourhop.tokens.connection import open_session
 from fourhop.tokens.worker import RemoteWorker
@@ -73,7 +75,7 @@ async def run_up(
         app = frontend_app.create(
             dataclasses.replace(frontend, max_model_len=window),
             checkpoint,
-            server,
+            with_admin(server, goodput),
             router,
             health=health,
             routes=router_routes(router, names),

@@ -3,6 +3,7 @@
     FourhopError
     ├── ClientError            400  the request is wrong; `param` names the field's path
     │   ├── Unauthorized       401
+    │   ├── Forbidden          403  a known client, or any, may not do this here
     │   ├── NotFound           404  unknown model or path
     │   ├── PayloadTooLarge    413
     │   └── TooManyRequests    429  a key's own limits; carries Retry-After
@@ -67,6 +68,11 @@ class ClientError(FourhopError):
 class Unauthorized(ClientError):
     status = 401
     type = "AuthenticationError"
+
+
+class Forbidden(ClientError):
+    status = 403
+    type = "PermissionDeniedError"
 
 
 class NotFound(ClientError):
