@@ -94,7 +94,7 @@ class Frontend:
         life = self.pipeline.life("chat", request)
         with life.watch():
             body = await read_body(request, ChatCompletionRequest)
-            generation = await self.pipeline.chat(life, body, new_id(request, body.request_id))
+            generation = await self.pipeline.chat(request, life, body, new_id(request, body.request_id))
             chat = Chat(
                 request=body,
                 generation=generation,
@@ -109,7 +109,7 @@ class Frontend:
         life = self.pipeline.life("completion", request)
         with life.watch():
             body = await read_body(request, CompletionRequest)
-            generations = await self.pipeline.completion(life, body, new_id(request, body.request_id))
+            generations = await self.pipeline.completion(request, life, body, new_id(request, body.request_id))
             completion = Completion(
                 request=body,
                 request_id=f"{COMPLETION_ID}{life.request_id}",

@@ -53,7 +53,7 @@ class _Dialects:
             answer = Responses(
                 request=body,
                 id=f"resp_{name}",
-                generation=await self._generation(life, chat, name, responses_request.NAMES),
+                generation=await self._generation(request, life, chat, name, responses_request.NAMES),
                 life=life,
                 model=self.pipeline.renderer.model.name,
                 created=int(self.pipeline.now_s()),
@@ -63,7 +63,7 @@ class _Dialects:
     async def render_responses(self, request: Request) -> Response:
         body = await read_body(request, ResponsesRequest)
         chat, name = responses_request.chat_of_responses(body), new_id(request, body.request_id)
-        rendered = await self._render(chat, name, responses_request.NAMES)
+        rendered = await self._render(request, chat, name, responses_request.NAMES)
         return json_response(msgspec.structs.replace(rendered, request_id=name))
 
     async def messages(self, request: Request) -> Response:
@@ -73,7 +73,7 @@ class _Dialects:
             chat, name = messages_request.chat_of_messages(body, self._switches()), new_id(request, None)
             answer = Messages(
                 id=f"msg_{name}",
-                generation=await self._generation(life, chat, name, messages_request.NAMES),
+                generation=await self._generation(request, life, chat, name, messages_request.NAMES),
                 life=life,
                 model=self.pipeline.renderer.model.name,
             )
@@ -82,26 +82,29 @@ class _Dialects:
     async def render_messages(self, request: Request) -> Response:
         body = await read_body(request, MessagesRequest)
         chat = messages_request.chat_of_messages(body, self._switches())
-        return json_response(await self._render(chat, new_id(request, None), messages_request.NAMES))
+        return json_response(await self._render(request, chat, new_id(request, None), messages_request.NAMES))
 
     async def count_tokens(self, request: Request) -> Response:
         body = await read_body(request, CountRequest)
         chat = messages_request.chat_of_prompt(body, self._switches())
         with _renamed(messages_request.NAMES):
-            return json_response(CountAnswer(await self.pipeline.workers.run(self._count, chat)))
+            num_tokens = await self.pipeline.workers.run_for(request, self._count, chat)
+            return json_response(CountAnswer(num_tokens))
 
     async def _generation(
-        self, life: Life, chat: ChatCompletionRequest, name: str, names: Mapping[str, str]
+        self, request: Request, life: Life, chat: ChatCompletionRequest, name: str, names: Mapping[str, str]
     ) -> Generation:
         """`names` are the client's own for fields of the chat request, now and later."""
         with _renamed(names):
-            generation = await self.pipeline.chat(life, chat, name)
+            generation = await self.pipeline.chat(request, life, chat, name)
         generation.rename(names)
         return generation
 
-    async def _render(self, chat: ChatCompletionRequest, name: str, names: Mapping[str, str]) -> GenerateRequest:
+    async def _render(
+        self, request: Request, chat: ChatCompletionRequest, name: str, names: Mapping[str, str]
+    ) -> GenerateRequest:
         with _renamed(names):
-            return await self.pipeline.workers.run(self.pipeline.renderer.chat, chat, name)
+            return await self.pipeline.workers.run_for(request, self.pipeline.renderer.chat, chat, name)
 
     def _count(self, chat: ChatCompletionRequest) -> int:
         renderer = self.pipeline.renderer

@@ -44,11 +44,11 @@ class Pipeline:
         life.request_id = request_id(request)
         return life
 
-    async def chat(self, life: Life, body: ChatCompletionRequest, name: str) -> Generation:
-        """The generation of a chat request, not yet begun. Raises FourhopError."""
+    async def chat(self, request: Request, life: Life, body: ChatCompletionRequest, name: str) -> Generation:
+        """The generation of a chat request, not yet begun. Raises FourhopError or ClientDisconnect."""
         upstream = self._upstream()
         life.request_id = name
-        rendered = await self.workers.run(self.renderer.chat, body, name)
+        rendered = await self.workers.run_for(request, self.renderer.chat, body, name)
         life.rendered([rendered])
         context = chat_context(
             body,
@@ -60,11 +60,11 @@ class Pipeline:
         )
         return Generation(upstream, rendered, context, life, names=chat_names(body))
 
-    async def completion(self, life: Life, body: CompletionRequest, name: str) -> list[Generation]:
+    async def completion(self, request: Request, life: Life, body: CompletionRequest, name: str) -> list[Generation]:
         """As `chat`, one generation for each prompt."""
         upstream = self._upstream()
         life.request_id = name
-        rendered = await self.workers.run(self.renderer.completion, body, name)
+        rendered = await self.workers.run_for(request, self.renderer.completion, body, name)
         life.rendered(rendered)
         generations = []
         for index, prompt in enumerate(rendered):

@@ -157,7 +157,7 @@ class RemoteFrontend:
     def route(self, endpoint: Endpoint) -> Route:
         async def answer(request: Request) -> Response:
             body: Body = await read_body(request, dict)
-            rendered = await endpoint.render(self.text, body, request_id(request))
+            rendered = await until_disconnect(request, endpoint.render(self.text, body, request_id(request)))
             rendered = msgspec.structs.replace(rendered, traceparent=traceparent(request))
             if body.get("stream"):
                 return await stream_response(self._events(endpoint, body, rendered))

@@ -79,36 +79,41 @@ class _Texts:
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_body(request, TokenizeRequest)
-        return json_response(await self.workers.run(tokenize, body, self.renderer))
+        return json_response(await self.workers.run_for(request, tokenize, body, self.renderer))
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_body(request, DetokenizeRequest)
-        return json_response(await self.workers.run(detokenize, body, self.renderer))
+        return json_response(await self.workers.run_for(request, detokenize, body, self.renderer))
 
     async def render_chat(self, request: Request) -> Response:
         body = await read_body(request, ChatCompletionRequest)
-        return json_response(await self.workers.run(self.renderer.chat, body, new_id(request, body.request_id)))
+        name = new_id(request, body.request_id)
+        return json_response(await self.workers.run_for(request, self.renderer.chat, body, name))
 
     async def render_completion(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest)
-        return json_response(await self.workers.run(self.renderer.completion, body, new_id(request, body.request_id)))
+        name = new_id(request, body.request_id)
+        return json_response(await self.workers.run_for(request, self.renderer.completion, body, name))
 
     async def derender_chat(self, request: Request) -> Response:
         body = await read_body(request, ChatDerenderRequest)
         if _is_short(body):
             return json_response(derender_chat(body, self.served, created=self.now_s()))
-        return json_response(await self.workers.run(derender_chat, body, self.served, created=self.now_s()))
+        answer = await self.workers.run_for(request, derender_chat, body, self.served, created=self.now_s())
+        return json_response(answer)
 
     async def derender_batch(self, request: Request) -> Response:
         body = await read_body(request, ChatDerenderBatch)
-        return json_response(await self.workers.run(derender_batch, body, self.served, created=self.now_s()))
+        answer = await self.workers.run_for(request, derender_batch, body, self.served, created=self.now_s())
+        return json_response(answer)
 
     async def derender_stream(self, request: Request) -> Response:
         return await derender_stream(request, self.pipeline, self.served.limits)
 
     async def derender_completion(self, request: Request) -> Response:
         body = await read_body(request, CompletionDerenderRequest)
-        return json_response(await self.workers.run(derender_completion, body, self.served, created=self.now_s()))
+        answer = await self.workers.run_for(request, derender_completion, body, self.served, created=self.now_s())
+        return json_response(answer)
 
 
 def _is_short(request: ChatDerenderRequest) -> bool:

@@ -10,7 +10,9 @@ from threading import Event, Thread
 from typing import ParamSpec, TypeVar
 
 from prometheus_client import Gauge
+from starlette.requests import Request
 
+from fourhop.service import until_disconnect
 from fourhop.wire.errors import Unavailable
 
 RETRY_AFTER_S = 1.0
@@ -45,6 +47,10 @@ class RenderWorkers:
                 return await asyncio.wrap_future(self._pool.submit(work, *args, **kwargs))
         finally:
             self._num_waiting -= 1
+
+    async def run_for(self, request: Request, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `run`, for a client: when it goes away, work that has not begun is dropped and ClientDisconnect raised."""
+        return await until_disconnect(request, self.run(work, *args, **kwargs))
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
