@@ -6,7 +6,10 @@ Two mock engines answer at once, so all that is left is the router and the netwo
 `fourhop router` command, alone on one core; engines and load share another. Latency is measured from the moment at
 which a request was due (open loop, so a slow answer delays nothing but itself) to its last byte; "added" is the split
 request through the router minus the same request sent straight to a decode engine. The largest rate is measured with
-`CONCURRENCY` requests always open. Every answer is checked. The last line is JSON.
+`CONCURRENCY` requests always open, that of `LONG` prompts with `LONG_OPEN`. Chunks are measured with `NUM_STREAMS`
+streams whose engine sends each a token in every step, more than the router carries: counted are the events that reach
+clients, so tokens that pile up and travel in one event count once. The longest stall is how late an event of some calm
+streams comes while `LONGEST` prompts are let in. Every answer is checked. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -14,9 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import os
-import re
 import signal
 import socket
 import statistics
@@ -24,11 +25,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import uvloop
@@ -40,231 +41,26 @@ from fourhop.router.policy import EngineRole
 from fourhop.router.prefixes import Holder, pages_of
 from fourhop.router.run import Run
 from fourhop.router.worker import Worker
-from fourhop.tokens.dialect import GENERATE_PATH
-from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, SamplingParams, StreamOptions, Usage
+from fourhop.wire.generate import GenerateChunk, GenerateRequest, SamplingParams
 from fourhop.wire.moments import Timeline
-from fourhop.wire.sse import DONE_EVENT, encode_event
-from fourhop.wire.ticket import FirstToken, KVTicket, hash_tokens
+from fourhop.wire.ticket import KVTicket
 from fourhop.wire.worker import Leases, PrefixRequest, WorkerInfo
+from router_mock import Load, Shape, engines, worker_info
 
-NUM_PROMPT = 512
-NUM_OUTPUT = 16
+USUAL = Shape(512, 16)
+LONG = Shape(100_000, 4)
+LONGEST = Shape(200_000, 4)
+STREAM = Shape(16, 512, step_s=0.002)
+CALM = Shape(16, 256, step_s=0.02)
 CONCURRENCY = 32
-PROMPT = list(range(1000, 1000 + NUM_PROMPT))
+LONG_OPEN = 4
+NUM_STREAMS = 64
+NUM_CALM = 8
+LONGEST_RATE = 2.0
 READY_S = 30.0
 NUM_WORKERS = 1000
 NUM_PAGES = 1_000_000
-END = b"0\r\n\r\n"
-TOKENS = re.compile(rb'"token_ids":\[([0-9,]+)\]')
-
-
-# The mock engines: HTTP by hand, answers prepared, so that they cost next to nothing.
-
-
-def http(body: bytes, content_type: str = "application/json") -> bytes:
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-def stream(tokens: list[int], ticket: KVTicket | None, moments: dict[str, float]) -> bytes:
-    """A whole streamed answer: an early ticket if there is one, and an event for each token."""
-    early = [] if ticket is None else [msgspec.structs.replace(ticket, block_ids=[])]
-    chunks = [
-        GenerateChunk(request_id="mock", choices=[], kv_transfer_params=msgspec.to_builtins(first)) for first in early
-    ]
-    chunks += [
-        GenerateChunk(
-            request_id="mock",
-            choices=[ChunkChoice(token_ids=[token], finish_reason="length" if last else None)],
-            kv_transfer_params=msgspec.to_builtins(ticket) if last and ticket else None,
-            moments=moments if last or number == 0 else None,
-        )
-        for number, token in enumerate(tokens)
-        for last in [number == len(tokens) - 1]
-    ]
-    usage = Usage(NUM_PROMPT, len(tokens), NUM_PROMPT + len(tokens))
-    chunks.append(GenerateChunk(request_id="mock", choices=[], usage=usage))
-    events = [*(encode_event(msgspec.json.encode(chunk)) for chunk in chunks), DONE_EVENT]
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return head + b"".join(b"%x\r\n%s\r\n" % (len(event), event) for event in events) + END
-
-
-def worker_info(role: str) -> bytes:
-    info = WorkerInfo(
-        engine_id=role,
-        epoch="1",
-        model="mock",
-        role="both",
-        fingerprint="mock",
-        connector="mock",
-        max_model_len=4096,
-        vocab_size=50_000,
-        block_size=16,
-        num_blocks=1000,
-        num_free_blocks=1000,
-        num_held_blocks=0,
-        num_running=0,
-        num_waiting=0,
-    )
-    return msgspec.json.encode(info)
-
-
-def prefill_answer() -> bytes:
-    ticket = KVTicket(
-        ticket_id="0" * 32,
-        connector="mock",
-        epoch="1",
-        fingerprint="mock",
-        token_hash=hash_tokens(PROMPT),
-        expires_at_s=time.time() + 3600,
-        engine_id="prefill",
-        request_id="mock",
-        host="127.0.0.1",
-        port=1,
-        num_tokens=NUM_PROMPT,
-        block_ids=[list(range(NUM_PROMPT // 16))],
-        first_token=FirstToken(5),
-    )
-    return stream([5], ticket, {"prefill_started": 0.0, "prefill_done": 0.0})
-
-
-class MockEngine(asyncio.Protocol):
-    """Answers every request on a connection with what was prepared for its path."""
-
-    def __init__(self, answers: dict[bytes, bytes]) -> None:
-        self._answers = answers
-        self._buffer = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
-            head = self._buffer[:end].lower()
-            _, _, length = head.partition(b"content-length: ")
-            total = end + 4 + int(length.split(b"\r\n", 1)[0] or 0)
-            if len(self._buffer) < total:
-                return
-            self._transport.write(self._answers[head.split(b" ", 2)[1]])
-            self._buffer = self._buffer[total:]
-
-
-def run_engines(ready: multiprocessing.SimpleQueue[dict[str, int]], core: int) -> None:
-    os.sched_setaffinity(0, {core})
-    generated = {
-        "prefill": prefill_answer(),
-        "decode": stream(list(range(5, 5 + NUM_OUTPUT)), None, {"kv_requested": 0.0, "kv_ready": 0.0}),
-        "whole": stream(list(range(5, 5 + NUM_OUTPUT)), None, {}),
-    }
-
-    async def serve() -> None:
-        ports = {}
-        for role, answer in generated.items():
-            answers = {
-                GENERATE_PATH.encode(): answer,
-                b"/inference/v1/abort_requests": http(b""),
-                b"/health": http(b"{}"),
-                b"/worker": http(worker_info(role)),
-                b"/kv/leases": http(msgspec.json.encode(Leases(engine_id=role, epoch="1", leases=[]))),
-            }
-            loop = asyncio.get_running_loop()
-            server = await loop.create_server(lambda answers=answers: MockEngine(answers), "127.0.0.1", 0)  # type: ignore[misc]
-            ports[role] = server.sockets[0].getsockname()[1]
-        ready.put(ports)
-        await asyncio.Event().wait()
-
-    uvloop.run(serve())
-
-
-# The load.
-
-
-@dataclass
-class Connection(asyncio.Protocol):
-    """One connection, one request at a time. The answer must be whole and hold every token."""
-
-    done: asyncio.Future[float] | None = None
-    _received: bytearray = field(default_factory=bytearray)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-
-    def send(self, request: bytes) -> asyncio.Future[float]:
-        self.done = asyncio.get_running_loop().create_future()
-        self._received.clear()
-        self.transport.write(request)
-        return self.done
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        if self._received.endswith(END) and self.done is not None:
-            tokens = sum(group.count(b",") + 1 for group in TOKENS.findall(self._received))
-            if tokens != NUM_OUTPUT or b"data: [DONE]" not in self._received:
-                self.done.set_exception(RuntimeError(f"not a whole answer: {bytes(self._received[:600])!r}"))
-            else:
-                self.done.set_result(time.perf_counter())
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self.done is not None and not self.done.done():
-            self.done.set_exception(RuntimeError("the connection was closed"))
-
-
-@dataclass
-class Load:
-    """A client of one server, with as many connections as it needs."""
-
-    port: int
-    idle: list[Connection] = field(default_factory=list)
-
-    @property
-    def request(self) -> bytes:
-        body = msgspec.json.encode(
-            GenerateRequest(
-                token_ids=PROMPT,
-                sampling_params=SamplingParams(max_tokens=NUM_OUTPUT, seed=1),
-                stream=True,
-                stream_options=StreamOptions(include_usage=True),
-            )
-        )
-        head = f"POST {GENERATE_PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-    async def connect(self) -> Connection:
-        if self.idle:
-            return self.idle.pop()
-        _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self.port)
-        return connection
-
-    async def one(self, request: bytes, due_s: float) -> float:
-        """Seconds from the time it was due to its last byte."""
-        connection = await self.connect()
-        ended_s = await connection.send(request)
-        self.idle.append(connection)
-        return ended_s - due_s
-
-    async def at_rate(self, rate: float, seconds: float) -> list[float]:
-        request, start_s = self.request, time.perf_counter() + 0.05
-        tasks = []
-        for number in range(int(rate * seconds)):
-            due_s = start_s + number / rate
-            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-            tasks.append(asyncio.create_task(self.one(request, due_s)))
-        return await asyncio.gather(*tasks)
-
-    async def at_most(self, seconds: float) -> float:
-        """Requests a second with `CONCURRENCY` always open."""
-        request, end_s, count = self.request, time.perf_counter() + seconds, 0
-
-        async def client() -> None:
-            nonlocal count
-            while time.perf_counter() < end_s:
-                await self.one(request, 0.0)
-                count += 1
-
-        started_s = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(CONCURRENCY)))
-        return count / (time.perf_counter() - started_s)
+ROUTER_CORE, *_, LOAD_CORE = sorted(os.sched_getaffinity(0)) * 2
 
 
 # Placement alone.
@@ -319,7 +115,7 @@ def placement_us(num_workers: int, num_pages: int, num_placements: int = 2000) -
         router.fleet.costs.prefill.learn(100 * number, 0.0002 * number)
         router.fleet.costs.step.learn(1 + number, 0.01 + 0.0001 * number)
     index, holders = router.conversations.index, [Holder(name, "1") for name in router.fleet.workers]
-    known = [[start * 1000 + token for token in range(NUM_PROMPT)] for start in range(64)]
+    known = [[start * 1000 + token for token in range(USUAL.num_prompt)] for start in range(64)]
     for number, prompt in enumerate(known):
         index.record(pages_of(prompt, 64, ""), holders[number % num_workers])
     while len(index) < num_pages:
@@ -327,8 +123,8 @@ def placement_us(num_workers: int, num_pages: int, num_placements: int = 2000) -
         index.record(range(-size * 8, -size * 8 + 8), holders[size % num_workers])
     took_s = []
     for number in range(num_placements):
-        params = SamplingParams(max_tokens=NUM_OUTPUT, seed=1)
-        prompt = known[number % 64] if number % 2 else PROMPT
+        params = SamplingParams(max_tokens=USUAL.num_output, seed=1)
+        prompt = known[number % 64] if number % 2 else USUAL.prompt
         request = GenerateRequest(token_ids=prompt, sampling_params=params)
         run = Run(request, Timeline(time.monotonic()))
         started_s = time.perf_counter()
@@ -340,19 +136,6 @@ def placement_us(num_workers: int, num_pages: int, num_placements: int = 2000) -
 
 
 # The whole.
-
-
-@contextmanager
-def engines(core: int) -> Iterator[dict[str, int]]:
-    context = multiprocessing.get_context("spawn")
-    ready: multiprocessing.SimpleQueue[dict[str, int]] = context.SimpleQueue()
-    process = context.Process(target=run_engines, args=(ready, core))
-    process.start()
-    try:
-        yield ready.get()
-    finally:
-        process.terminate()
-        process.join()
 
 
 @contextmanager
@@ -400,54 +183,106 @@ def free_port() -> int:
         return port
 
 
-def measure(rate: float, seconds: float) -> dict[str, float]:
-    cores = sorted(os.sched_getaffinity(0))
-    router_core, load_core = cores[0], cores[-1]
-    os.sched_setaffinity(0, {load_core})
+@dataclass
+class Bench:
+    """A router between mock engines, and how much of its core it has used."""
+
+    port: int
+    pid: int
+    ports: dict[str, int]
+
+    def load(self, shape: Shape) -> Load:
+        return Load(self.port, shape)
+
+    async def at_most(self, shape: Shape, num_open: int, seconds: float) -> dict[str, float]:
+        """The largest rate: requests and events a second, and milliseconds of processor time a request."""
+        load = self.load(shape)
+        await load.at_most(num_open, min(1.0, seconds))
+        before_s, started_s = cpu_s(self.pid), time.perf_counter()
+        rps, events_per_s = await load.at_most(num_open, seconds)
+        busy = (cpu_s(self.pid) - before_s) / (time.perf_counter() - started_s)
+        return {"rps": rps, "events_per_s": events_per_s, "cpu_ms": busy / rps * 1e3}
+
+    async def added(self, rate: float, seconds: float) -> dict[str, float]:
+        """What the router adds at this rate."""
+        direct, split = Load(self.ports["whole"], USUAL), self.load(USUAL)
+        for load in (direct, split):
+            await load.at_rate(rate, 1.0)
+        direct_p50, direct_p99 = percentiles(await direct.at_rate(rate, seconds))
+        before_s = cpu_s(self.pid)
+        split_p50, split_p99 = percentiles(await split.at_rate(rate, seconds))
+        return {
+            "rate": rate,
+            "direct_p50_ms": direct_p50,
+            "direct_p99_ms": direct_p99,
+            "split_p50_ms": split_p50,
+            "split_p99_ms": split_p99,
+            "added_p50_ms": split_p50 - direct_p50,
+            "added_p99_ms": split_p99 - direct_p99,
+            "router_cpu_ms": (cpu_s(self.pid) - before_s) / (rate * seconds) * 1e3,
+        }
+
+    async def stall_ms(self, seconds: float) -> tuple[float, float]:
+        """How late the latest event of calm streams is, alone and while the longest prompts come in."""
+
+        async def latest_ms(*more: Coroutine[Any, Any, object]) -> float:
+            calm = self.load(CALM)
+            await asyncio.gather(calm.at_most(NUM_CALM, seconds), *more)
+            return max(0.0, calm.longest_gap_s - CALM.step_s) * 1e3
+
+        longest = self.load(LONGEST)
+        await longest.at_rate(LONGEST_RATE, 1.0)
+        return await latest_ms(), await latest_ms(longest.at_rate(LONGEST_RATE, seconds))
+
+
+@contextmanager
+def bench(*shapes: Shape) -> Iterator[Bench]:
+    """A router with a core of its own; everything else is on the last one."""
     port = free_port()
-    with engines(load_core) as ports, router(ports, router_core, port) as pid:
+    with engines(LOAD_CORE, *shapes) as ports, router(ports, ROUTER_CORE, port) as pid:
+        yield Bench(port, pid, ports)
 
-        async def run() -> dict[str, float]:
-            direct, split = Load(ports["whole"]), Load(port)
-            for load in (direct, split):
-                await load.at_rate(rate, 1.0)
-            direct_p50, direct_p99 = percentiles(await direct.at_rate(rate, seconds))
-            before_s = cpu_s(pid)
-            split_p50, split_p99 = percentiles(await split.at_rate(rate, seconds))
-            router_cpu_ms = (cpu_s(pid) - before_s) / (rate * seconds) * 1e3
-            largest = await split.at_most(seconds)
-            return {
-                "rate": rate,
-                "direct_p50_ms": direct_p50,
-                "direct_p99_ms": direct_p99,
-                "split_p50_ms": split_p50,
-                "split_p99_ms": split_p99,
-                "added_p50_ms": split_p50 - direct_p50,
-                "added_p99_ms": split_p99 - direct_p99,
-                "router_cpu_ms": router_cpu_ms,
-                "split_rps": largest,
-                "placement_us": placement_us(NUM_WORKERS, NUM_PAGES),
-            }
 
-        return uvloop.run(run())
+def measure(rate: float, seconds: float) -> dict[str, float]:
+    os.sched_setaffinity(0, {LOAD_CORE})
+    with bench(USUAL) as one:
+        result = uvloop.run(one.added(rate, seconds))
+        result["split_rps"] = uvloop.run(one.at_most(USUAL, CONCURRENCY, seconds))["rps"]
+    with bench(LONG) as one:
+        long = uvloop.run(one.at_most(LONG, LONG_OPEN, seconds))
+        result |= {"rps_100k": long["rps"], "cpu_100k_ms": long["cpu_ms"]}
+    with bench(STREAM) as one:
+        streams = uvloop.run(one.at_most(STREAM, NUM_STREAMS, seconds))
+        result |= {"chunks_per_s": streams["events_per_s"], "tokens_per_s": streams["rps"] * STREAM.num_output}
+    with bench(CALM, LONGEST) as one:
+        alone_ms, stall_ms = uvloop.run(one.stall_ms(seconds))
+        result |= {"calm_gap_ms": alone_ms, "stall_200k_ms": stall_ms}
+    return result | {"placement_us": placement_us(NUM_WORKERS, NUM_PAGES)}
 
 
 def report(result: dict[str, float]) -> None:
-    print(f"{NUM_PROMPT} prompt and {NUM_OUTPUT} output tokens, streamed; {result['rate']:.0f} requests a second\n")
+    print(f"{USUAL.num_prompt} prompt and {USUAL.num_output} output tokens, streamed; {result['rate']:.0f} a second\n")
     print(f"{'':<12}{'p50 ms':>10}{'p99 ms':>10}")
     for row in ("direct", "split", "added"):
         print(f"{row:<12}{result[f'{row}_p50_ms']:>10.2f}{result[f'{row}_p99_ms']:>10.2f}")
     print(f"\nprocessor time of the router: {result['router_cpu_ms']:.2f} ms a request")
+    print(f"largest rate, {CONCURRENCY} open: {result['split_rps']:.0f} split requests a second")
     print(
-        f"placement among {NUM_WORKERS} engines and {NUM_PAGES} known pages: {result['placement_us']:.0f} µs a request"
+        f"{LONG.num_prompt} prompt tokens, {LONG_OPEN} open: {result['rps_100k']:.1f} a second, "
+        f"{result['cpu_100k_ms']:.1f} ms of processor time each"
     )
-    print(f"largest rate, {CONCURRENCY} open: {result['split_rps']:.0f} split requests a second\n")
+    print(f"{NUM_STREAMS} streams: {result['chunks_per_s']:.0f} events, {result['tokens_per_s']:.0f} tokens a second")
+    print(
+        f"latest event of {NUM_CALM} calm streams: {result['calm_gap_ms']:.1f} ms late, "
+        f"{result['stall_200k_ms']:.1f} ms while {LONGEST_RATE:g} prompts of {LONGEST.num_prompt} come a second"
+    )
+    print(f"placement among {NUM_WORKERS} engines and {NUM_PAGES} pages: {result['placement_us']:.0f} µs a request\n")
     print(json.dumps({key: round(value, 3) for key, value in result.items()}))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=500.0, help="requests a second of the latency rows")
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of each of the three measurements")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement")
     options = parser.parse_args()
     report(measure(options.rate, options.seconds))

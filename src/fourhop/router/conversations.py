@@ -146,7 +146,7 @@ class Conversations:
         """The run ended well at `worker`, which has the KV of all tokens but the last."""
         if run.finish in ("stop", "length"):
             self._extend(run, worker)
-            self._record(run, worker, len(run.token_ids) - 1)
+            self._record(run, worker, len(run.request.token_ids) + run.num_output - 1)
 
     def leave(self, run: Run) -> None:
         """Give a ticket back that was not used."""

@@ -10,8 +10,11 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
 
 Page = int
 """A hash of a page and all pages before it, 64 bits, good in this process alone. Two that collide are a wrong hint."""
@@ -19,8 +22,7 @@ Page = int
 TOKEN_BYTES = 8
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """An engine in one of its lives: what it had is gone when it starts anew."""
 
     engine: str
@@ -74,12 +76,24 @@ def chain(parent: Page, token_ids: Sequence[int], num_page_tokens: int) -> Itera
         yield parent
 
 
-@dataclass
-class _Entry:
-    """Who has this beginning, and whether a longer one was ever seen to follow it."""
+class _Entry(msgspec.Struct, gc=False):
+    """Who has this beginning, and whether a longer one was ever seen to follow it. There may be a million of these: the
+    garbage collector has none of them to look at, and they hold nothing that refers back.
+    """
 
-    holders: dict[str, Holder] = field(default_factory=dict)
+    holders: tuple[Holder, ...] = ()
     goes_on: bool = False
+
+    def add(self, holder: Holder) -> None:
+        if holder not in self.holders:
+            self.remove(holder.engine)
+            self.holders = (*self.holders, holder)
+
+    def remove(self, engine: str) -> bool:
+        """True if the engine was among the holders."""
+        num_before = len(self.holders)
+        self.holders = tuple(holder for holder in self.holders if holder.engine != engine)
+        return len(self.holders) < num_before
 
 
 class Prefixes:
@@ -94,15 +108,15 @@ class Prefixes:
 
     def record(self, pages: Sequence[Page], holder: Holder) -> None:
         """`holder` has the KV of every one of these pages."""
-        goes_on = False
+        entries, only_this, goes_on = self._entries, (holder,), False
         for page in reversed(pages):  # the beginning last, so that it outlives what follows it
-            entry = self._entries.get(page)
+            entry = entries.get(page)
             if entry is None:
-                entry = self._entries[page] = _Entry()
+                entries[page] = _Entry(only_this, goes_on)
             else:
-                self._entries.move_to_end(page)
-            entry.holders[holder.engine] = holder
-            entry.goes_on = entry.goes_on or goes_on
+                entries.move_to_end(page)
+                entry.add(holder)
+                entry.goes_on = entry.goes_on or goes_on
             goes_on = True
         while len(self._entries) > self._max_pages:
             self._entries.popitem(last=False)
@@ -113,7 +127,7 @@ class Prefixes:
             entry = self._entries.get(pages[num_pages - 1])
             if entry is None:
                 continue
-            good = [holder for _, holder in sorted(entry.holders.items()) if is_good(holder)]
+            good = [holder for holder in sorted(entry.holders) if is_good(holder)]
             if good:
                 leaves = entry.goes_on and num_pages < len(pages)
                 return Match(good[0], num_pages, Relation.DIVERGED if leaves else Relation.EXTENDS)
@@ -125,7 +139,7 @@ class Prefixes:
         for num_pages in range(len(pages), 0, -1):
             entry = self._entries.get(pages[num_pages - 1])
             if entry is not None:
-                for holder in entry.holders.values():
+                for holder in entry.holders:
                     held.setdefault(holder, num_pages)
         return held
 
@@ -133,13 +147,13 @@ class Prefixes:
         """How many of these pages `holder` is known to have."""
         for num_pages in range(len(pages), 0, -1):
             entry = self._entries.get(pages[num_pages - 1])
-            if entry is not None and entry.holders.get(holder.engine) == holder:
+            if entry is not None and holder in entry.holders:
                 return num_pages
         return 0
 
     def forget_engine(self, engine: str) -> None:
         """An engine is gone, in all its lives."""
-        for page in [page for page, entry in self._entries.items() if entry.holders.pop(engine, None) is not None]:
+        for page in [page for page, entry in self._entries.items() if entry.remove(engine)]:
             if not self._entries[page].holders:
                 del self._entries[page]
 
@@ -147,7 +161,7 @@ class Prefixes:
         """`holder` turned out not to have these pages any more."""
         for page in pages:
             entry = self._entries.get(page)
-            if entry is not None and entry.holders.get(holder.engine) == holder:
-                del entry.holders[holder.engine]
+            if entry is not None and holder in entry.holders:
+                entry.remove(holder.engine)
                 if not entry.holders:
                     del self._entries[page]

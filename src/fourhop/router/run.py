@@ -201,8 +201,9 @@ class Run:
 
     @property
     def token_ids(self) -> list[int]:
-        """Prompt and output so far."""
-        return self.request.token_ids + self.request.output_token_ids + self.delivered
+        """Prompt and output so far; not to be changed."""
+        output = self.request.output_token_ids + self.delivered
+        return self.request.token_ids + output if output else self.request.token_ids
 
     @property
     def num_output(self) -> int:

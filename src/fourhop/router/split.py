@@ -115,8 +115,10 @@ class Split:
 
     def _send_ahead(self, run: Run) -> None:
         """The decode leg, if there is a ticket for it already."""
+        if run.ticket is None:
+            return
         candidate, can_pull = self._candidate(run)
-        if candidate is not None and can_pull and run.ticket is not None:
+        if candidate is not None and can_pull:
             run.ahead = self._leg(run, "decode", self.fleet.workers[candidate.name], run.ticket, ahead=True)
 
     def _rest(self, run: Run) -> Leg:

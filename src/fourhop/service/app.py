@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
+from inspect import iscoroutinefunction
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -55,10 +56,7 @@ def create_app(
     async def version(request: Request) -> Response:
         return json_response({"version": __version__})
 
-    app = Starlette(
-        middleware=[Middleware(_Edge, config=config)],
-        exception_handlers={FourhopError: _answer_error, HTTPException: _answer_http_error},
-    )
+    app = _App(middleware=[Middleware(_Edge, config=config)])
     app.router = _Table(
         [*routes, Route("/metrics", metrics), Route("/version", version)],
         redirect_slashes=False,
@@ -68,12 +66,26 @@ def create_app(
     return app
 
 
+class _App(Starlette):
+    """Starlette without its own two layers around the routes: `_Edge` answers every error."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        app: ASGIApp = self.router
+        for layer, args, options in reversed(self.user_middleware):
+            app = layer(app, *args, **options)
+        return app
+
+
 class _Table(Router):
     """Starlette's router, which tries one route after the other, behind a table of the paths without parameters."""
 
     def __init__(self, routes: Sequence[BaseRoute], **options: Any) -> None:
         super().__init__(routes, **options)
-        plain = [route for route in routes if isinstance(route, Route) and "{" not in route.path]
+        plain = [
+            route
+            for route in routes
+            if isinstance(route, Route) and "{" not in route.path and iscoroutinefunction(route.endpoint)
+        ]
         self._plain = {(method, route.path): route for route in reversed(plain) for method in route.methods or ()}
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,8 +93,8 @@ class _Table(Router):
         if route is None or scope["type"] != "http" or scope.get("root_path"):
             await super().app(scope, receive, send)
             return
-        scope.update(router=self, route=route, endpoint=route.endpoint, path_params={})
-        await route.app(scope, receive, send)
+        response = await route.endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 class _Edge:
@@ -113,17 +125,16 @@ class _Edge:
                 raise Unauthorized("a valid API key is required: Authorization: Bearer KEY")
             await self._app(scope, receive, send_with_id)
             return
-        except Unauthorized as error:
-            answer = error_answer(error)
-            answer.headers["WWW-Authenticate"] = "Bearer"
         except ClientDisconnect:
             return
         except asyncio.CancelledError:
             # The deadline of a drain. The request's task ends here, with an answer rather than a cut connection.
             answer = error_answer(SHUTTING_DOWN)
-        except Exception:  # the edge of the process: the one place that answers for bugs
-            log.exception("%s %s failed", scope["method"], scope["path"])
-            answer = error_answer(INTERNAL_ERROR)
+        except Exception as error:  # the edge of the process: the one place that answers for bugs
+            known = None if started else _known_error(scope, error)
+            if known is None:
+                log.exception("%s %s failed", scope["method"], scope["path"])
+            answer = known or error_answer(INTERNAL_ERROR)
         if not started:
             await answer(scope, receive, send_with_id)
 
@@ -142,17 +153,19 @@ def given_key(headers: Headers) -> str:
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, FourhopError)
+def _known_error(scope: Scope, error: Exception) -> Response | None:
+    """The answer to an error that is no bug: ours, or Starlette's of an unknown path or a method it does not take."""
+    method, path = scope["method"], scope["path"]
+    if isinstance(error, HTTPException):
+        phrase = HTTPStatus(error.status_code).phrase
+        message, kind = f"{phrase}: {method} {path[:200]}", f"{phrase.title().replace(' ', '')}Error"
+        body = ErrorResponse(ErrorBody(message, kind, None, error.status_code))
+        return json_response(body, status=error.status_code, headers=error.headers)
+    if not isinstance(error, FourhopError):
+        return None
     if error.status >= 500:
-        log.warning("%s %s answered %d: %s", request.method, request.url.path, error.status, error.message)
-    return error_answer(error)
-
-
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals: an unknown path, a method that a path does not take."""
-    assert isinstance(error, HTTPException)
-    phrase = HTTPStatus(error.status_code).phrase
-    message = f"{phrase}: {request.method} {request.url.path[:200]}"
-    body = ErrorBody(message, f"{phrase.title().replace(' ', '')}Error", None, error.status_code)
-    return json_response(ErrorResponse(body), status=error.status_code, headers=error.headers)
+        log.warning("%s %s answered %d: %s", method, path, error.status, error.message)
+    answer = error_answer(error)
+    if isinstance(error, Unauthorized):
+        answer.headers["WWW-Authenticate"] = "Bearer"
+    return answer

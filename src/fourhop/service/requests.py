@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from fourhop.service.surrogates import lone_surrogate_path
 from fourhop.wire.errors import ClientError, PayloadTooLarge, client_error
@@ -57,9 +57,15 @@ async def _read_bytes(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise PayloadTooLarge(f"the body has {declared} bytes, the limit is {limit}")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
+    pieces, num_bytes, is_whole = [], 0, False
+    while not is_whole:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        piece = message.get("body", b"")
+        num_bytes += len(piece)
+        if num_bytes > limit:
             raise PayloadTooLarge(f"the body is larger than the limit of {limit} bytes")
-    return bytes(body)
+        pieces.append(piece)
+        is_whole = not message.get("more_body", False)
+    return b"".join(pieces)

@@ -110,9 +110,11 @@ async def _events(server: TokenServer, request: GenerateRequest, timing: _Timing
             if timing.moments is None:
                 timing.moments = chunk.moments or {}
             shown = view.show(chunk)
-            if shown is not None:
-                yield sse.encode_event(msgspec.json.encode(shown))
-    yield sse.DONE_EVENT
+            event = b"" if shown is None else sse.encode_event(msgspec.json.encode(shown))
+            if chunk.usage is not None and not chunk.choices:
+                event += sse.DONE_EVENT  # it is the last, by the contract of a TokenServer
+            if event:
+                yield event
 
 
 class _View:

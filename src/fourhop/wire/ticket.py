@@ -120,5 +120,6 @@ def verify(ticket: KVTicket, *, fingerprint: str, token_ids: list[int], now_s: f
         raise TransferError(
             "token_count", f"the ticket covers {ticket.num_tokens} tokens, the request has {len(token_ids)}"
         )
-    if ticket.token_hash != hash_tokens(token_ids[: ticket.num_tokens]):
+    covered = token_ids if len(token_ids) == ticket.num_tokens else token_ids[: ticket.num_tokens]
+    if ticket.token_hash != hash_tokens(covered):
         raise TransferError("token_hash", "the ticket's tokens are not the request's")

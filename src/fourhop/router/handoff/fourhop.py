@@ -29,7 +29,7 @@ class Tickets(Plain):
         verify(
             ticket,
             fingerprint=ticket.fingerprint if answer.fingerprint is None else answer.fingerprint,
-            token_ids=answer.token_ids[: ticket.num_tokens],
+            token_ids=answer.token_ids,
             now_s=answer.now_s,
         )
         return handle_of(ticket)
