@@ -101,6 +101,7 @@ class StubEngine:
     renewed: list[str] = field(default_factory=list)
     repeats_as: int | None = None
     gate: asyncio.Event | None = None
+    renewal_gate: asyncio.Event | None = None
     _tickets: dict[str, KVTicket] = field(default_factory=dict)
     _ids: count[int] = field(default_factory=count)
     _stopped: set[str] = field(default_factory=set)
@@ -160,6 +161,8 @@ class StubEngine:
     async def renew(self, ticket_ids: list[str]) -> list[KVTicket]:
         if self.control_error is not None:
             raise self.control_error
+        if self.renewal_gate is not None:
+            await self.renewal_gate.wait()
         self.renewed += ticket_ids
         known = [self._tickets[ticket_id] for ticket_id in ticket_ids if ticket_id in self.holds]
         return [msgspec.structs.replace(ticket, expires_at_s=self.now_s + 30) for ticket in known]

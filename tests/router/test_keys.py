@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from contracts.token_server import until
+from fakes.fleet import bench
 from fakes.stub_engine import StubEngine
 from fourhop.router.app import Router
 from fourhop.router.config import GoodputConfig, RouterConfig
@@ -91,10 +92,14 @@ def test_no_key_reaches_the_cache_of_another() -> None:
         request = GenerateRequest(token_ids=[1], sampling_params=SamplingParams(), cache_salt=given)
         return with_salt(request, Account(KeyLimits(cache_salt=own))).cache_salt
 
-    assert salt("", "x") == "x"
-    assert len({salt("a", None), salt("b", None), salt("a", "b"), salt("b", "a"), salt("a", "b.")}) == 5
+    assert salt("", None) is None
+    own = {salt("a", None), salt("b", None), salt("a", "b"), salt("b", "a"), salt("a", "b.")}
+    others = {salt("", "a"), salt("", "a."), salt("", "a.b"), salt("", ".a.")}
+    assert (len(own), len(others), own & others) == (5, 4, set())
     with pytest.raises(ClientError, match="at most 126"):
         salt("a", "x" * 127)
+    with pytest.raises(ClientError, match="at most 127"):
+        salt("", "x" * 128)
 
 
 @asynccontextmanager
@@ -117,6 +122,25 @@ async def guarded(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, StubEn
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
+
+
+def test_a_key_ends_its_own_requests_only(tmp_path: Path) -> None:
+    """Also when its limit lets it begin no more."""
+
+    async def scenario() -> None:
+        async with guarded(tmp_path) as (client, engine):
+            engine.gate = asyncio.Event()
+            body = BODY | {"request_id": "mine"}
+            asked = asyncio.create_task(client.post("/inference/v1/generate", json=body, headers=bearer("secret-a")))
+            await until(lambda: engine.num_open == 1)
+            ids = {"request_ids": ["mine"]}
+            for key, aborted in (("secret-b", []), ("secret-a", [engine.requests[0].request_id])):
+                answer = await client.post("/inference/v1/abort_requests", json=ids, headers=bearer(key))
+                assert (answer.status_code, engine.aborted) == (200, aborted)
+            engine.gate.set()
+            await asked
+
+    asyncio.run(scenario())
 
 
 def test_only_known_keys_get_in_and_each_within_its_limits(tmp_path: Path) -> None:
@@ -143,5 +167,25 @@ def test_only_known_keys_get_in_and_each_within_its_limits(tmp_path: Path) -> No
             assert [answer.status_code for answer in answers] == [200] * 6 + [429]
             assert answers[-1].json()["error"]["type"] == "RateLimitError"
             assert int(answers[-1].headers["Retry-After"]) >= 1
+
+    asyncio.run(scenario())
+
+
+def test_a_key_that_all_clients_have_is_not_the_administrators() -> None:
+    """`--api-key` without `--admin-key`: nobody changes the fleet, and everything else is as it was."""
+
+    async def scenario() -> None:
+        async with bench() as one:
+            server = ServerConfig(api_key=("for-all",))
+            app = create_app(routes=router_routes(one.router), config=server, registry=CollectorRegistry())
+            guard(app, GoodputConfig())
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://r") as client:
+                drained = await client.post("/router/drain", json={"worker": "http://p0"}, headers=bearer("for-all"))
+                assert drained.status_code == 403 and not one.router.fleet.workers["http://p0"].is_draining
+                answers = [
+                    await client.post("/inference/v1/generate", json=BODY, headers=headers)
+                    for headers in ({}, bearer("for-all"))
+                ]
+                assert [answer.status_code for answer in answers] == [401, 200]
 
     asyncio.run(scenario())

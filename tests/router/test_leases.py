@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from contextlib import aclosing
 
+import msgspec
+
 from contracts.token_server import chunks_of, tokens_of, until
 from fakes.fleet import Bench, bench
 from fourhop.router.ledger import HoldState
@@ -166,6 +168,31 @@ def test_housekeeping_renews_by_itself() -> None:
                 await until(lambda: len(one.prefill[0].renewed) == 2)
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
+            await one.settle()
+
+    run(scenario())
+
+
+def test_an_engine_that_hangs_keeps_no_other_from_renewing() -> None:
+    """Two holds at two engines; the one that is asked first never answers."""
+
+    async def scenario() -> None:
+        async with bench(2, 1) as one:
+            for engine in one.prefill:
+                engine.gives_early_tickets = False
+            readers = [one.router.generate(msgspec.structs.replace(REQUEST, request_id=name)) for name in "ab"]
+            for reader in readers:
+                await anext(reader)
+            assert [len(engine.holds) for engine in one.prefill] == [1, 1]
+            one.prefill[0].renewal_gate = asyncio.Event()
+            pass_time(one, 25)
+            renewing = asyncio.create_task(one.router.leases.renew())
+            await until(lambda: len(one.prefill[1].renewed) == 1)
+            assert one.prefill[0].renewed == [] and not renewing.done()
+            one.prefill[0].renewal_gate.set()
+            await renewing
+            for reader in readers:
+                await reader.aclose()
             await one.settle()
 
     run(scenario())

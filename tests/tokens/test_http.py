@@ -220,6 +220,25 @@ def test_a_name_that_no_resolver_takes_is_a_peer_that_cannot_be_reached() -> Non
     run(scenario())
 
 
+def test_a_peer_below_another_path_of_the_same_origin_is_not_given_up_with_it() -> None:
+    """As behind a gateway: /a is given up, /ab and /b are not."""
+
+    async def scenario() -> None:
+        async with playing(Peer(b"", b"", b"", OK, OK)) as (session, url):
+            root = url.removesuffix("/x")
+            paths = ("/a/v1", "/ab/v1", "/b/v1")
+            calls = [asyncio.create_task(get(session, root + path)) for path in paths]
+            await until(lambda: len(session._open) == 3 and all(one.path for one in session._open))
+            session.cut(f"{root}/a")
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            assert [call.done() for call in calls] == [True, False, False]
+            session.cut(root)
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(end) for end in ends] == [PeerTimeout] * 3
+
+    run(scenario())
+
+
 def test_a_peer_that_is_given_up_ends_every_call_that_waits_for_it_and_no_other() -> None:
     """Before the head, inside the body, and not at another peer."""
 

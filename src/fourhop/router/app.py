@@ -176,9 +176,9 @@ class Router:
         hop = None if self._tracer is None else self._tracer.begin(request.traceparent)
         if hop is not None:
             request = msgspec.structs.replace(request, traceparent=hop.traceparent)
-        record = Record(request, Timeline(self._clock()), hop=hop)
-        self._records.add(record)
         account = ACCOUNT.get()
+        record = Record(request, Timeline(self._clock()), hop=hop, owner=account)
+        self._records.add(record)
         try:
             record.runs = self._runs_of(with_salt(request, account), record.timeline.at_s[Moment.RECEIVED])
             looks_at_prompt = request.sampling_params.prompt_logprobs is not None
@@ -236,9 +236,14 @@ class Router:
         )
 
     async def abort(self, request_ids: list[str]) -> None:
-        """End requests by the client's id: their engines are told, and end them with the finish reason "abort"."""
-        wanted = set(request_ids)
-        for leg in [leg for client_id, run in self._runs() if client_id in wanted for leg in run.legs]:
+        """End requests by the client's id: their engines are told, and end them with the finish reason "abort".
+
+        A key ends its own only.
+        """
+        wanted, asker = set(request_ids), ACCOUNT.get()
+        mine = [record for record in self._records if asker in (None, record.owner)]
+        runs = [run for record in mine if record.request.request_id in wanted for run in record.runs]
+        for leg in [leg for run in runs for leg in run.legs]:
             await leg.worker.control.abort([leg.request.request_id])
 
     def _runs(self) -> list[tuple[str, Run]]:

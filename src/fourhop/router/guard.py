@@ -17,12 +17,15 @@ from fourhop.router.migration import DRAIN_PATH, UNDRAIN_PATH
 from fourhop.service import ServerConfig
 from fourhop.service.answers import error_answer
 from fourhop.service.app import GUARDED_PATHS, given_key
-from fourhop.tokens.worker import MIGRATE_PATH
+from fourhop.tokens.worker import ABORT_PATH, MIGRATE_PATH
 from fourhop.wire.errors import Forbidden, FourhopError, Unauthorized
 from fourhop.wire.join import JOIN_PATH, LEAVE_PATH
 
 ADMIN_PATHS = frozenset({JOIN_PATH, LEAVE_PATH, DRAIN_PATH, UNDRAIN_PATH, MIGRATE_PATH})
 """What changes the fleet, or where the requests of others run."""
+
+FREE_PATHS = frozenset({ABORT_PATH})
+"""What counts against no limit: a key that has reached its own may still end what it began."""
 
 
 def guard(app: Starlette, goodput: GoodputConfig) -> None:
@@ -31,7 +34,8 @@ def guard(app: Starlette, goodput: GoodputConfig) -> None:
     Raises StartError for a bad file.
     """
     keys = {} if goodput.api_keys is None else read_keys(goodput.api_keys)
-    if keys or goodput.admin_key is not None:
+    server: ServerConfig = app.state.server_config
+    if keys or server.api_key or goodput.admin_key is not None:
         app.add_middleware(Guard, keys=keys, admin_key=goodput.admin_key, clock=time.monotonic)
 
 
@@ -60,7 +64,10 @@ class Guard:
             await self.app(scope, receive, send)
             return
         try:
-            account = self._enter(scope["path"], given_key(Headers(scope=scope)).encode("latin-1"))
+            account = self._owner(scope["path"], given_key(Headers(scope=scope)).encode("latin-1"))
+            counted = None if scope["path"] in FREE_PATHS else account
+            if counted is not None:
+                counted.enter(self.clock())
         except FourhopError as error:
             answer = error_answer(error)
             if isinstance(error, Unauthorized):
@@ -72,22 +79,18 @@ class Guard:
             await self.app(scope, receive, send)
         finally:
             ACCOUNT.reset(token)
-            if account is not None:
-                account.leave()
+            if counted is not None:
+                counted.leave()
 
-    def _enter(self, path: str, given: bytes) -> Account | None:
-        """Whose request it is, which has begun; None for the administrator's, and where clients need no keys."""
+    def _owner(self, path: str, given: bytes) -> Account | None:
+        """Whose request it is; None for the administrator's, and where clients need no keys."""
         if self.admin_key is not None and hmac.compare_digest(given, self.admin_key.encode()):
             return None
         if path in ADMIN_PATHS and self.admin_key is not None:
             raise Unauthorized("the administrator's key is required: Authorization: Bearer KEY")
         if path in ADMIN_PATHS:
             raise Forbidden("no client may do this; for the administrator start the router with --admin-key")
-        if not self.keys:
-            return None
-        account = self._account(given)
-        account.enter(self.clock())
-        return account
+        return self._account(given) if self.keys else None
 
     def _account(self, given: bytes) -> Account:
         """Every key is compared, so the time taken does not tell which one came close."""

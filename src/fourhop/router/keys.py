@@ -95,9 +95,12 @@ ACCOUNT: ContextVar[Account | None] = ContextVar("account", default=None)
 
 
 def with_salt(request: GenerateRequest, account: Account | None) -> GenerateRequest:
-    """The request as it may look into prefix caches: the key's salt before its own."""
+    """The request as it may look into prefix caches: the key's salt before its own.
+
+    A key without one cannot name another's either: what it asks for begins with a dot, which no key's salt has.
+    """
     salt = "" if account is None else account.limits.cache_salt
-    if not salt:
+    if account is None or not (salt or request.cache_salt):
         return request
     joined = f"{salt}.{request.cache_salt or ''}"
     if len(joined) > MAX_SALT_CHARS:

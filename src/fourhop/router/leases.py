@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable
@@ -35,14 +36,17 @@ class LeaseKeeper:
         self._wall_clock = wall_clock
 
     async def renew(self) -> None:
-        """Renew the leases that are due. What its engine does not know any more is over."""
+        """Renew the leases that are due, everywhere at once: an engine that hangs keeps no other from its turn.
+
+        What its engine does not know any more is over.
+        """
         due: dict[str, list[Hold]] = defaultdict(list)
         for hold in self._ledger.due(self._wall_clock()):
             due[hold.engine].append(hold)
-        for engine, holds in due.items():
-            worker = self._fleet.find(engine)
-            if worker is not None:
-                await self._renew_at(worker, holds)
+        workers = {engine: self._fleet.find(engine) for engine in due}
+        await asyncio.gather(
+            *(self._renew_at(worker, due[engine]) for engine, worker in workers.items() if worker is not None)
+        )
 
     async def _renew_at(self, worker: Worker, holds: list[Hold]) -> None:
         try:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fourhop.router.keys import Account
 from fourhop.router.run import Run
 from fourhop.service.tracing import Hop
 from fourhop.wire.errors import FourhopError
@@ -34,6 +35,7 @@ class Record:
     outcome: str = "cancelled"
     error: FourhopError | None = None
     hop: Hop | None = None
+    owner: Account | None = None
 
     @property
     def num_tokens(self) -> int:

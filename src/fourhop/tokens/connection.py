@@ -132,10 +132,15 @@ class Session:
         idle.append((loop.time(), connection))
 
     def cut(self, url: str) -> None:
-        """Give a silent peer up: every call that waits for it ends in PeerTimeout at once."""
-        origin, _ = split_url(url)
+        """Give a silent peer up: every call that waits for it ends in PeerTimeout at once.
+
+        Another one at the same origin, below another path, is left alone.
+        """
+        origin, path = split_url(url)
+        below = f"{path.rstrip('/')}/".encode()
         for connection in [one for one, where in self._open.items() if where == origin]:
-            connection.cut()
+            if (connection.path + b"/").startswith(below):
+                connection.cut()
 
     def _sweep(self, origin: Origin) -> None:
         """Close what was idle for too long; comes again while there is something idle."""

@@ -21,12 +21,14 @@ class Connection(asyncio.Protocol):
     """A connection and the answer that is arriving on it.
 
     Attributes:
+        path: Of the current request.
         status: Of the answer, once `head` has returned.
         headers: Of the answer, with names in lower case.
         is_complete: The whole answer has arrived; there may be bytes left to `read`.
         is_untouched: No byte of an answer to the current request has arrived.
     """
 
+    path: bytes
     status: int
     headers: dict[str, str]
     is_complete: bool
@@ -38,6 +40,7 @@ class Connection(asyncio.Protocol):
         self._lost: Exception | None = None
         self._was_asked = False
         self._paused = False
+        self.path = b""
         self._begin()
 
     @property
@@ -48,6 +51,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, request: bytes) -> None:
         """Begin an exchange."""
+        self.path = request[request.index(b" ") + 1 : request.index(b" HTTP/")]
         self._was_asked = True
         self._begin()
         self._transport.write(request)
