@@ -16,7 +16,7 @@ from fourhop.engine.publisher import EventPublisher
 from fourhop.kv.config import KVEventsConfig
 from fourhop.router.cacheindex import CacheIndex, chain
 from fourhop.router.caches import reachable
-from fourhop.router.subscriber import Subscriptions
+from fourhop.router.subscriber import Lost, Subscriptions
 from fourhop.wire.errors import StartError
 from fourhop.wire.events import BlockRemoved, BlockStored, sequence_bytes
 from fourhop.wire.generate import GenerateRequest, SamplingParams
@@ -28,6 +28,10 @@ LIVE_ONLY = KVEventsConfig(enable_kv_cache_events=True, endpoint=ANYWHERE)
 
 def run(scenario: Coroutine[None, None, None]) -> None:
     asyncio.run(scenario)
+
+
+def nothing(engine: str, cause: str, why: str) -> None:
+    """Nobody wants to know what was lost."""
 
 
 def block(name: int, parent: int | None = None) -> BlockStored:
@@ -45,8 +49,8 @@ async def publisher(config: KVEventsConfig) -> AsyncIterator[EventPublisher]:
 
 
 @asynccontextmanager
-async def following(index: CacheIndex, one: EventPublisher) -> AsyncIterator[Subscriptions]:
-    subscriptions = Subscriptions(index)
+async def following(index: CacheIndex, one: EventPublisher, lost: Lost = nothing) -> AsyncIterator[Subscriptions]:
+    subscriptions = Subscriptions(index, lost)
     try:
         subscriptions.follow("e", one.endpoint, one.replay_endpoint)
         yield subscriptions
@@ -111,7 +115,8 @@ def test_a_gap_that_is_too_old_costs_all_that_was_known() -> None:
     async def scenario() -> None:
         index = CacheIndex()
         config = KVEventsConfig(True, endpoint=ANYWHERE, replay_endpoint=ANYWHERE, buffer_steps=1)
-        async with publisher(config) as one, following(index, one):
+        lost: list[str] = []
+        async with publisher(config) as one, following(index, one, lambda engine, cause, why: lost.append(cause)):
             await connected(index, one, lambda number: 1)
             send = one._publish.send_multipart
             one._publish.send_multipart = lambda *args: None  # type: ignore[method-assign]
@@ -119,7 +124,7 @@ def test_a_gap_that_is_too_old_costs_all_that_was_known() -> None:
             one._publish.send_multipart = send  # type: ignore[method-assign]
             one.publish([block(3)])
             await until(lambda: index.holders(chain([3], 1)) == (["e"], 1))
-            assert len(index) == 1
+            assert len(index) == 1 and lost == ["missed"]
 
     run(scenario())
 
@@ -142,11 +147,12 @@ def test_an_engine_that_counts_anew_is_known_anew() -> None:
 
 def test_an_address_that_makes_no_sense_is_told_and_nothing_is_known(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        index = CacheIndex()
-        subscriptions = Subscriptions(index)
+        index, lost = CacheIndex(), list[str]()
+        subscriptions = Subscriptions(index, lambda engine, cause, why: lost.append(cause))
         try:
             subscriptions.follow("e", "127.0.0.1:5557", "")
-            await until(lambda: "cannot be heard" in caplog.text)
+            await until(lambda: lost == ["unheard"])
+            assert "cannot be heard" in caplog.text
             assert "e" not in index
         finally:
             await subscriptions.close()
@@ -165,13 +171,14 @@ def test_an_engine_is_reached_where_its_url_says() -> None:
 
 def test_nonsense_is_skipped() -> None:
     async def scenario() -> None:
-        index = CacheIndex()
-        async with publisher(BOTH) as one, following(index, one):
+        index, lost = CacheIndex(), list[str]()
+        async with publisher(BOTH) as one, following(index, one, lambda engine, cause, why: lost.append(cause)):
             await connected(index, one, lambda number: 1)
             for frames in ([b""], [b"", b"short", b""], [b"", sequence_bytes(one._next), b"\xc1"]):
                 one._publish.send_multipart(frames)
             one.publish([block(2)])
             await until(lambda: len(index) == 2)
+            assert lost == ["unreadable"] * 3
 
     run(scenario())
 
@@ -211,7 +218,7 @@ def test_an_engine_publishes_what_it_keeps() -> None:
         index = CacheIndex()
         async with toy_engine(events=BOTH) as engine:
             info = engine.info()
-            subscriptions = Subscriptions(index)
+            subscriptions = Subscriptions(index, nothing)
             try:
                 subscriptions.follow("e", info.kv_events_endpoint, info.kv_replay_endpoint)
                 prompt = [20 + number % 5 for number in range(3 * info.block_size + 1)]

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from fourhop.kv.config import KVEventsConfig
+from fourhop.service.fallbacks import Seldom
 from fourhop.wire.errors import StartError
 from fourhop.wire.events import REPLAY_END, Event, EventBatch, sequence_bytes, sequence_number
 
@@ -32,6 +33,7 @@ class EventPublisher:
         self._wall_clock = wall_clock
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._next = 0
+        self._seldom = Seldom(log)
         self._stopping = threading.Event()
         self._context = zmq.Context()
         try:
@@ -59,7 +61,7 @@ class EventPublisher:
         try:
             self._publish.send_multipart((self._topic, sequence_bytes(number), payload), zmq.NOBLOCK)
         except zmq.Again:
-            log.warning("a batch of cache events was dropped; subscribers will ask for it")
+            self._seldom.tell("events_dropped", "a batch of cache events was dropped; subscribers will ask for it")
 
     def close(self) -> None:
         self._stopping.set()

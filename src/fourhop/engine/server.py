@@ -17,6 +17,7 @@ from fourhop.engine.jobs import Job, Update
 from fourhop.engine.loop import EngineLoop
 from fourhop.engine.sequence import Sequence
 from fourhop.kv.config import KVTransferConfig
+from fourhop.service.fallbacks import Seldom
 from fourhop.tokens.choices import merge_choices, split_choices, with_seed
 from fourhop.tokens.limits import Limits, check_request, check_token_ids, resolve_max_tokens
 from fourhop.wire.errors import ClientError, TransferError, Unavailable
@@ -66,6 +67,7 @@ class Engine:
         self._grammars = grammars
         self._wall_clock = wall_clock
         self._ids = itertools.count()
+        self._seldom = Seldom(log)
 
     def info(self) -> WorkerInfo:
         """Who this engine is and how busy it is."""
@@ -239,7 +241,7 @@ class Engine:
             self._count_refusal(error.cause, recomputed=may_recompute)
             if not may_recompute:
                 raise
-            log.warning("request %s: %s; computing it here", request.request_id, error)
+            self._seldom.tell("bad_ticket", f"request {request.request_id}: {error}; computing it here")
             return False
         return True
 

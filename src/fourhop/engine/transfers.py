@@ -15,6 +15,7 @@ from fourhop.engine.sampled import Sampled
 from fourhop.engine.scheduler import Load, Scheduler, Work
 from fourhop.engine.sequence import Finish, Phase, Sequence, finish_of
 from fourhop.kv.connector import Connector, Pulled, PullFailed, Released, Renewed
+from fourhop.service.fallbacks import Seldom
 from fourhop.wire.errors import TransferError
 from fourhop.wire.moments import Moment
 from fourhop.wire.ticket import FirstToken, KVTicket
@@ -52,6 +53,7 @@ class Transfers:
         self._stage_out = stage_out
         self._stage_in = stage_in
         self._recompute = recompute
+        self._seldom = Seldom(log, jobs.clock)
 
     # Given.
 
@@ -159,7 +161,8 @@ class Transfers:
         if job is not None and is_fatal:
             self._jobs.end(job, Update(error=TransferError(event.cause, event.message)))
         elif job is not None:
-            log.warning("request %s: %s; computing it here", sequence.request_id, event.message)
+            what = f"request {sequence.request_id}: {event.message}; computing it here"
+            self._seldom.tell(f"kv_{event.cause}", what)
             self._jobs.deliver_first_token(job)
 
     def _take_first_token(self, job: Job, tail: bytes) -> None:

@@ -6,7 +6,7 @@ Without a token server it renders and derenders only.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -45,6 +45,7 @@ def create(
     upstream: TokenServer | None = None,
     *,
     health: Health | None = None,
+    details: Callable[[], Mapping[str, object]] = dict,
     routes: Sequence[BaseRoute] = (),
     resources: Resources = nullcontext,
     registry: CollectorRegistry | None = None,
@@ -54,8 +55,8 @@ def create(
 ) -> Starlette:
     """The app of a frontend for `checkpoint`. Raises StartError when the checkpoint's text files cannot be used.
 
-    `health` tells why the token server cannot serve, or None when it can. `routes` are served as well; `resources`
-    is entered before the first request and left after the last. `now_s` is Unix time.
+    `health` tells why the token server cannot serve, or None when it can; `details` is shown beside it. `routes` are
+    served as well; `resources` is entered before the first request and left after the last. `now_s` is Unix time.
     """
     registry = registry or CollectorRegistry()
     renderer = load_renderer(checkpoint, config)
@@ -64,11 +65,15 @@ def create(
     pipeline = Pipeline(renderer, upstream, workers, metrics, clock, now_s, tracer)
     frontend = Frontend(pipeline)
 
+    def quicken(stopped: Callable[[], bool]) -> None:
+        if not renderer.tokenizer.quicken(stopped) and not stopped():
+            metrics.fallbacks.note("slow_tokenizer", f"no fast encoder is proven equal for {renderer.model.name}")
+
     @asynccontextmanager
     async def everything() -> AsyncIterator[None]:
         async with resources():
             try:
-                with beside(renderer.tokenizer.quicken):
+                with beside(quicken):
                     yield
             finally:
                 workers.close()
@@ -76,7 +81,7 @@ def create(
     own = [
         Route("/v1/chat/completions", frontend.chat, methods=["POST"]),
         Route("/v1/completions", frontend.completion, methods=["POST"]),
-        Route("/health", _health_route(health)),
+        Route("/health", _health_route(health, details)),
         *dialect_routes(pipeline),
         *text_routes(pipeline),
         openapi_route(),
@@ -121,11 +126,13 @@ class Frontend:
         return await respond(request, completion, life, stream=bool(body.stream))
 
 
-def _health_route(health: Health | None) -> Callable[[Request], Awaitable[Response]]:
+def _health_route(
+    health: Health | None, details: Callable[[], Mapping[str, object]]
+) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         reason = None if health is None else await health()
         if reason is not None:
-            return json_response({"status": "unavailable", "reason": reason}, status=503)
-        return json_response({"status": "ok"})
+            return json_response({"status": "unavailable", "reason": reason, **details()}, status=503)
+        return json_response({"status": "ok", **details()})
 
     return endpoint

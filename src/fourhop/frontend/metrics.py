@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from fourhop.service.fallbacks import Fallbacks
+
+log = logging.getLogger("fourhop.frontend")
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -13,6 +19,10 @@ class FrontendMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
             "fourhop:requests", "Requests that ended, by how: stop, length, refused, ...", ["finish"], registry=registry
+        )
+        self.fallbacks = Fallbacks(
+            Counter("fourhop:fallbacks", "What was done in place of what was asked for.", ["cause"], registry=registry),
+            log,
         )
         self.render_waiting = Gauge(
             "fourhop:render_waiting", "Requests that wait for a render thread or are in one.", registry=registry

@@ -17,6 +17,7 @@ from fourhop.router.admission import Queue
 from fourhop.router.caches import Caches
 from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.router.conversations import Conversations
+from fourhop.router.degraded import Degraded
 from fourhop.router.dial import Dial, dial_http
 from fourhop.router.discovery.follow import Discovery, DiscoveryCollector
 from fourhop.router.discovery.registrations import Registrations
@@ -85,11 +86,12 @@ class Router:
         self.releaser = Releaser(self.fleet, self.ledger)
         self.leases = LeaseKeeper(self.fleet, self.ledger, self.releaser, prefix=prefix, wall_clock=wall_clock)
         self.fleet.on_up = self._meet
-        self.caches = Caches(config)
-        self.metrics = RouterMetrics(registry)
+        self.metrics = RouterMetrics(registry, clock)
+        self.caches = Caches(config, self.metrics.fallbacks)
+        self.degraded = Degraded(self.fleet, self.caches, self.ledger, clock)
         self.history = History(config.max_history)
         self.queue = Queue(goodput.max_queued)
-        registry.register(StateCollector(self.fleet, self.ledger, self.leases, self.queue, wall_clock))
+        registry.register(StateCollector(self.fleet, self.ledger, self.leases, self.queue, self.degraded, wall_clock))
         self.migration = Migration(self.fleet, self._runs)
         registrations = Registrations(clock) if config.engines_join else None
         sources = [*sources_of(config), *([] if registrations is None else [registrations])]
@@ -119,6 +121,7 @@ class Router:
                 "members": self.membership.settle,
                 "move": self.migration.go_on,
                 "gate": self._gate.changed,
+                "degraded": self.degraded.look,
             },
             self._sleep,
             self.metrics.housekeeping,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -10,23 +9,28 @@ from fourhop.router.cacheindex import CacheIndex, chain
 from fourhop.router.config import RouterConfig
 from fourhop.router.run import Run
 from fourhop.router.worker import Worker
+from fourhop.service.fallbacks import Fallbacks
 
 if TYPE_CHECKING:
     from fourhop.router.subscriber import Subscriptions
 
-log = logging.getLogger(__name__)
-
 
 class Caches:
-    """Follows the engines that publish cache events: ours say where, a vLLM's address is configured."""
+    """Follows the engines that publish cache events: ours say where, a vLLM's address is configured.
 
-    def __init__(self, config: RouterConfig) -> None:
+    `unheard` are those that tell and cannot be heard.
+    """
+
+    def __init__(self, config: RouterConfig, fallbacks: Fallbacks) -> None:
         self.index = CacheIndex()
+        self.unheard: set[str] = set()
+        self._fallbacks = fallbacks
         self._config = config
         self._subscriptions: Subscriptions | None = None
 
     def follow(self, worker: Worker) -> None:
         """The engine came up, perhaps anew."""
+        self.unheard.discard(worker.name)
         address = self._config.kv_events.get(worker.name)
         endpoint, replay = ("", "") if address is None else (address.endpoint, address.replay_endpoint)
         if worker.info is not None and not endpoint:
@@ -39,15 +43,22 @@ class Caches:
             try:
                 from fourhop.router.subscriber import Subscriptions
             except ModuleNotFoundError as error:
-                log.warning("%s tells of its cache; to hear it, %s is needed: fourhop[events]", worker.name, error.name)
+                self._lost(worker.name, "unheard", f"{error.name} is needed: fourhop[events]")
                 return
-            self._subscriptions = Subscriptions(self.index)
+            self._subscriptions = Subscriptions(self.index, self._lost)
         self._subscriptions.follow(worker.name, endpoint, replay)
 
     def leave(self, engine: str) -> None:
         """What an earlier life of the engine told is not true any more."""
+        self.unheard.discard(engine)
         if self._subscriptions is not None:
             self._subscriptions.leave(engine)
+
+    def _lost(self, engine: str, cause: str, why: str) -> None:
+        """Placement knows less of an engine's cache than it tells."""
+        if cause == "unheard":
+            self.unheard.add(engine)
+        self._fallbacks.note(f"events_{cause}", f"{engine}: {why}")
 
     def num_cached(self, run: Run, worker: Worker) -> int | None:
         """How many tokens of the prompt's beginning an engine has; None if it does not tell, as of salted ones."""

@@ -101,9 +101,10 @@ class Conversations:
                 params = await worker.control.hold_prefix(request)
             ticket = parse_transfer_params(params)
         except TimeoutError:
+            self._metrics.fallbacks.note("prefix_timeout", f"{worker.name} was asked for a prefix")
             return None, "timeout"
         except FourhopError as error:
-            log.warning("%s gave no prefix: %s", worker.name, error.message)
+            self._metrics.fallbacks.note("prefix_failed", f"{worker.name} gave no prefix: {error.message}")
             return None, "failed"
         if not isinstance(ticket, KVTicket):
             self._ledger.end(run.prefix, HoldState.NEVER_HELD)

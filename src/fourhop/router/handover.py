@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from fourhop.tokens.continued import without_first
 from fourhop.wire.errors import EnginesDisagree, FourhopError, TransferError
 from fourhop.wire.generate import ChunkChoice
 from fourhop.wire.moments import Moment
-
-log = logging.getLogger(__name__)
 
 CAUSE = re.compile(r"KV transfer failed \(([a-z_]{1,30})\)")
 
@@ -99,13 +96,13 @@ class Handover:
         elif run.hold.state is HoldState.ISSUED and params.get("ticket_id") == run.hold.ticket_id:
             run.has_ticket = True
             self.ledger.renew(run.hold, params, self.wall_clock())
-        elif not self._take(run, leg, params):
-            self.give_up(run, "bad_ticket")
+        elif (why := self._take(run, leg, params)) is not None:
+            self.give_up(run, "bad_ticket", why)
 
     def _end_unused(self, run: Run, leg: Leg, params: dict[str, Any] | None) -> None:
         """The first token ended the request. Our engines then hold nothing; a stock vLLM holds all the same."""
         assert run.hold is not None
-        if params is not None and self._take(run, leg, params):
+        if params is not None and self._take(run, leg, params) is None:
             self.releaser.leave(run.hold)
         else:
             was_issued = run.hold.state is HoldState.ISSUED
@@ -118,9 +115,11 @@ class Handover:
         run.has_ticket, run.leaves = False, leg.worker.name
         if params is not None and leg.kind != "prefill":  # what is left of a prefill leg goes by its own hold
             self.open(run, leg.worker, leg.request.request_id)
-            if not self._take(run, leg, params):
-                self.give_up(run, "bad_ticket")
+            if (why := self._take(run, leg, params)) is not None:
+                self.give_up(run, "bad_ticket", why)
         self.metrics.moved.labels("no_ticket" if run.ticket is None else "ticket").inc()
+        if run.ticket is None and leg.kind != "prefill":
+            self.metrics.fallbacks.note("moved_without_kv", f"request {run.request.request_id} left {leg.worker.name}")
 
     def pass_on(self, run: Run) -> None:
         """A decode engine is given the ticket, and keeps its lease alive from now on."""
@@ -147,11 +146,12 @@ class Handover:
     def fail(self, run: Run, error: FourhopError) -> None:
         """A decode engine could not pull."""
         self.metrics.transfer_failures.labels(cause_of(error)).inc()
-        self.give_up(run, "failed")
+        self.give_up(run, "failed", error.message)
 
-    def give_up(self, run: Run, cause: str) -> None:
+    def give_up(self, run: Run, cause: str, why: str = "") -> None:
         """Go on without KV, which costs the next engine a prefill."""
         self.metrics.no_transfer.labels(cause).inc()
+        self.metrics.fallbacks.note(f"kv_{cause}", why or f"request {run.request.request_id}")
         run.has_ticket, run.without_kv = False, cause
         self.releaser.leave(run.hold)
 
@@ -168,8 +168,8 @@ class Handover:
         self.releaser.leave(run.hold)
         run.hold = None
 
-    def _take(self, run: Run, leg: Leg, params: dict[str, Any]) -> bool:
-        """Whether the ticket is good; then it is the run's."""
+    def _take(self, run: Run, leg: Leg, params: dict[str, Any]) -> str | None:
+        """Why a ticket is no good; None if it is, and it is the run's then."""
         assert run.hold is not None
         try:
             now_s, info = self.wall_clock(), leg.worker.info
@@ -177,13 +177,12 @@ class Handover:
             answer = Answer(params, run.token_ids, len(run.request.token_ids), fingerprint, now_s)
             handle = _handoff(leg.worker).take(answer)
         except FourhopError as error:
-            log.warning("%s issued a bad ticket: %s", leg.worker.name, error.message)
-            return False
+            return f"{leg.worker.name} issued a bad ticket: {error.message}"
         if run.hold.state is not HoldState.ASKED:
-            return False
+            return f"{leg.worker.name} issued a second ticket"
         self.ledger.issue(run.hold, handle, now_s)
         run.has_ticket = True
-        return True
+        return None
 
 
 def _handoff(worker: Worker) -> Handoff:

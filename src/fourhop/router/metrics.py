@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -9,9 +11,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fourhop.router.admission import Queue
+from fourhop.router.degraded import CAUSES, Degraded
 from fourhop.router.fleet import Fleet
 from fourhop.router.leases import LeaseKeeper
 from fourhop.router.ledger import HoldState, Ledger
+from fourhop.service.fallbacks import Fallbacks
+
+log = logging.getLogger(__name__)
 
 HANDOVER_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -19,10 +25,20 @@ HANDOVER_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0,
 class RouterMetrics:
     """Counters of what the router did. One registry belongs to one server."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
         self.requests = Counter("fourhop_router_requests", "Requests by how they ended", ["outcome"], registry=registry)
         self.placements = Counter(
             "fourhop_router_placements", "Choices by how they were placed, and why", ["reason"], registry=registry
+        )
+        self.fallbacks = Fallbacks(
+            Counter(
+                "fourhop_router_fallbacks",
+                "What was done in place of what was asked for, and why",
+                ["cause"],
+                registry=registry,
+            ),
+            log,
+            clock,
         )
         self.retries = Counter(
             "fourhop_router_retries",
@@ -97,7 +113,7 @@ class RouterMetrics:
 
 
 class StateCollector(Collector):
-    """What is read from the fleet, the ledger, the leases and the queue when someone asks."""
+    """What is read from the fleet, the ledger, the leases and the queue when someone asks, and what is missing."""
 
     def __init__(
         self,
@@ -105,9 +121,11 @@ class StateCollector(Collector):
         ledger: Ledger,
         leases: LeaseKeeper,
         queue: Queue,
+        degraded: Degraded,
         wall_clock: Callable[[], float],
     ) -> None:
         self._queue = queue
+        self._degraded = degraded
         self._fleet = fleet
         self._ledger = ledger
         self._leases = leases
@@ -128,6 +146,13 @@ class StateCollector(Collector):
         yield drains
         yield leaves
         yield busy
+        degraded = GaugeMetricFamily(
+            "fourhop_router_degraded", "1 if the router has to do without something", labels=["cause"]
+        )
+        lasting = self._degraded.lasting()
+        for cause in CAUSES:
+            degraded.add_metric([cause], float(cause in lasting))
+        yield degraded
         yield GaugeMetricFamily("fourhop_router_queued", "Requests that wait for a place", value=len(self._queue))
         yield GaugeMetricFamily("fourhop_router_owed_holds", "Holds not ended yet", value=len(self._ledger.owed))
         yield GaugeMetricFamily(

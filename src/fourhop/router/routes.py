@@ -33,7 +33,9 @@ def router_routes(router: Router, models: Sequence[str] = ()) -> list[Route]:
 
 
 def health_route(router: Router) -> Route:
-    """`/health`: 200 while some engine can serve, and what each one is doing or why it is down."""
+    """`/health`: 200 while some engine can serve, what is missing for so many seconds, and what each engine is doing or
+    why it is down.
+    """
 
     async def health(request: Request) -> Response:
         reason = router.health()
@@ -48,6 +50,7 @@ def health_route(router: Router) -> Route:
             }
             for worker in router.fleet.workers.values()
         ]
-        return json_response({"status": reason or "ok", "engines": engines}, status=503 if reason else 200)
+        told = {"status": reason or "ok", "degraded": router.degraded.lasting(), "engines": engines}
+        return json_response(told, status=503 if reason else 200)
 
     return Route("/health", health)

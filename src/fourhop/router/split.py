@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fourhop.router.conversations import Conversations
+from fourhop.router.degraded import is_fallback
 from fourhop.router.fleet import Fleet
 from fourhop.router.handover import Handover, without_repeated
 from fourhop.router.metrics import RouterMetrics
@@ -87,6 +88,10 @@ class Split:
         run.timeline.mark(Moment.PLACED, self.clock())
         run.told.append((run.timeline.at_s[Moment.PLACED], told_placement(placement)))
         self.metrics.placements.labels(placement.reason).inc()
+        if is_fallback(placement.reason, self.fleet):
+            self.metrics.fallbacks.note(
+                placement.reason, f"request {run.request.request_id} whole on {placement.engine}"
+            )
         worker = self.fleet.workers[placement.engine]
         if not placement.is_split:
             return self._leg(run, "whole", worker, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import zmq
@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 REPLAY_TIMEOUT_S = 5.0
 """Patience with each message of a replay."""
 
+Lost = Callable[[str, str, str], None]
+"""Told of what was not heard: the engine, a word for the cause, and why."""
+
 _decoder = msgspec.msgpack.Decoder(EventBatch)
 
 
@@ -28,15 +31,16 @@ class Missed(Exception):
 class Subscriptions:
     """One for each engine that tells of its cache, on one ZMQ context."""
 
-    def __init__(self, index: CacheIndex) -> None:
+    def __init__(self, index: CacheIndex, lost: Lost) -> None:
         self._index = index
+        self._lost = lost
         self._context = zmq.asyncio.Context()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def follow(self, engine: str, endpoint: str, replay_endpoint: str) -> None:
         """From now on; what was known of an earlier life of the engine is forgotten."""
         self.leave(engine)
-        subscriber = Subscriber(self._context, self._index, engine, endpoint, replay_endpoint)
+        subscriber = Subscriber(self._context, self._index, self._lost, engine, endpoint, replay_endpoint)
         self._tasks[engine] = asyncio.create_task(subscriber.run(), name=f"cache events of {engine}")
 
     def leave(self, engine: str) -> None:
@@ -58,10 +62,17 @@ class Subscriber:
     """Keeps `index` true of `engine` while `run` runs. Without a replay address a gap costs all that was known."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, index: CacheIndex, engine: str, endpoint: str, replay_endpoint: str
+        self,
+        context: zmq.asyncio.Context,
+        index: CacheIndex,
+        lost: Lost,
+        engine: str,
+        endpoint: str,
+        replay_endpoint: str,
     ) -> None:
         self._context = context
         self._index = index
+        self._lost = lost
         self._engine = engine
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
@@ -75,6 +86,7 @@ class Subscriber:
         except Exception:  # a task of its own: nobody else would tell
             log.exception("the cache events of %s cannot be heard", self._engine)
             self._index.forget(self._engine)
+            self._lost(self._engine, "unheard", "its subscription failed")
 
     async def _listen(self) -> None:
         socket = self._context.socket(zmq.SUB)
@@ -87,7 +99,7 @@ class Subscriber:
                 try:
                     await self._take(*read(frames))
                 except (ValueError, msgspec.DecodeError) as error:
-                    log.warning("%s published something that is no event: %s", self._engine, error)
+                    self._lost(self._engine, "unreadable", f"what it published is no event: {error}")
         finally:
             socket.close(linger=0)
 
@@ -98,8 +110,8 @@ class Subscriber:
         if number < self._next:
             log.info("%s counts its cache events anew", self._engine)
             await self._start_over()
-        elif number > self._next:
-            await self._catch_up()
+        elif number > self._next and not await self._catch_up():
+            self._lost(self._engine, "missed", f"what came before batch {number} is not to be had any more")
         if number >= self._next:
             self._index.apply(self._engine, batch.events)
             self._next = number + 1
@@ -109,8 +121,8 @@ class Subscriber:
         self._next = 0
         await self._catch_up()
 
-    async def _catch_up(self) -> None:
-        """Have replayed what comes next. What cannot be replayed is not known, nor is anything before it."""
+    async def _catch_up(self) -> bool:
+        """Have replayed what comes next. What cannot be replayed is not known, nor is anything before it: False."""
         try:
             async for number, batch in self._replayed(self._next):
                 if number != self._next:
@@ -121,6 +133,8 @@ class Subscriber:
         except (Missed, TimeoutError, ValueError, msgspec.DecodeError) as error:
             self._index.clear(self._engine)
             log.info("the cache of %s is known from now on only: %s", self._engine, error or "no replay came")
+            return False
+        return True
 
     async def _replayed(self, first: int) -> AsyncIterator[tuple[int, EventBatch]]:
         if not self._replay_endpoint:

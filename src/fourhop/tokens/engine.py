@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -17,6 +18,8 @@ from fourhop.tokens.worker import RemoteWorker, ServedModel
 from fourhop.wire.errors import PeerError, PeerRefused
 from fourhop.wire.generate import GenerateChunk, GenerateRequest
 from fourhop.wire.worker import WorkerInfo
+
+log = logging.getLogger(__name__)
 
 
 class RemoteEngine(RemoteWorker):
@@ -81,6 +84,7 @@ class RemoteEngine(RemoteWorker):
         except PeerRefused as error:
             if error.status not in (403, 404):
                 raise
+            log.warning("%s has no token endpoint; tokens come from its completions, with less detail", self.url)
             return COMPLETIONS
         return GENERATE
 

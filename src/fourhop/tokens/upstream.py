@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -14,6 +15,8 @@ from fourhop.tokens.vllm import VLLMTokenServer
 from fourhop.wire.errors import ClientError, PeerRefused
 from fourhop.wire.generate import GenerateChunk, GenerateRequest
 from fourhop.wire.moments import Moment
+
+log = logging.getLogger(__name__)
 
 ABSENT = ((403, "PermissionDeniedError"), (404, "UpstreamError"))
 """What a vLLM without the token endpoint answers there: one that has it switched off, and one that is older."""
@@ -41,6 +44,8 @@ class Upstream:
         except PeerRefused as error:
             if (error.status, error.type) not in ABSENT:
                 raise
+        if self._server is not self._plain:
+            log.warning("the upstream has no token endpoint; tokens come from its completions, with less detail")
         self._server = self._plain
         async with aclosing(_kept(request, self._server.generate(request))) as chunks:
             async for chunk in chunks:

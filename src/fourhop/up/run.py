@@ -78,6 +78,7 @@ async def run_up(
             with_admin(server, goodput),
             router,
             health=health,
+            details=lambda: {"degraded": router.degraded.lasting()},
             routes=router_routes(router, names),
             resources=router.running,
             registry=registry,
