@@ -183,3 +183,17 @@ def test_the_stub_makes_the_tokens_that_the_tests_expect() -> None:
             await until(one.is_idle)
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("num_prefill", "num_decode"), [(0, 2), (2, 0), (2, 1), (0, 3)])
+def test_wherever_there_is_a_choice_a_prompt_goes_where_its_beginning_is(num_prefill: int, num_decode: int) -> None:
+    """Two replicas are one: each of them would be given every other turn."""
+
+    async def scenario() -> None:
+        async with bench(num_prefill, num_decode) as one:
+            for number in range(6):
+                await chunks_of(one.router, ask([*range(40), number], max_tokens=3))
+            side = one.prefill or one.decode
+            assert sorted(len(engine.requests) for engine in side) == [0] * (len(side) - 1) + [6]
+
+    run(scenario())

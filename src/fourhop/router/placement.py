@@ -58,7 +58,8 @@ class Placer:
         """Where a run starts; None if no engine is there."""
         self.progress.unreserve(run)
         chooses = self.config.placement == "auto" and self.is_informed
-        has_choice = chooses or len(self.fleet.workers) > 2
+        num_prefill = self.fleet.num_prefill
+        has_choice = chooses or max(num_prefill, len(self.fleet.workers) - num_prefill) > 1
         cached = self.progress.conversations.cached(run) if has_choice else {}
         workers = self.fleet.few(run.excluded, *cached)
         is_new, most = not run.request.output_token_ids, run.request.sampling_params.max_tokens
