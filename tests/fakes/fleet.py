@@ -15,6 +15,7 @@ from fakes.stub_engine import StubEngine
 from fourhop.router.app import Router
 from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.router.dial import Dial
+from fourhop.router.policy import EngineRole
 from fourhop.service.tracing import Tracer
 
 
@@ -37,10 +38,17 @@ class Bench:
     decode: Sequence[StubEngine]
     clock: Clock
     registry: CollectorRegistry
+    known: dict[str, StubEngine]
 
     @property
     def engines(self) -> list[StubEngine]:
-        return [*self.prefill, *self.decode]
+        """All that were ever started."""
+        return list(self.known.values())
+
+    def start(self, name: str, role: EngineRole) -> StubEngine:
+        """An engine that is there, and that the router was not told of."""
+        self.known[name] = engine = StubEngine(name, role=role, peers=self.known)
+        return engine
 
     def is_idle(self) -> bool:
         """Nothing is in flight, owed, held or open anywhere."""
@@ -102,4 +110,4 @@ async def bench(
     )
     router.fleet.sleep = never
     async with router.running():
-        yield Bench(router, prefill, decode, clock, registry)
+        yield Bench(router, prefill, decode, clock, registry, engines)

@@ -51,14 +51,12 @@ class Discovery:
             await source.look()
         except SourceError as error:
             self._note(source, str(error))
-        except Exception:  # the source's own task: nobody else would tell, and nobody look again
-            if source.name not in self.failures:
-                log.exception("looking for engines (%s) failed", source.name)
-            self.failures[source.name] = "an unexpected error, which the log has"
+        except Exception as error:  # the source's own task: nobody else would tell, and nobody look again
+            self._note(source, f"an unexpected {type(error).__name__}", error)
         else:
             self._note(source, None)
 
-    def _note(self, source: Source, failure: str | None) -> None:
+    def _note(self, source: Source, failure: str | None, bug: Exception | None = None) -> None:
         before = self.failures.pop(source.name, None)
         if failure is not None:
             self.failures[source.name] = failure
@@ -67,7 +65,7 @@ class Discovery:
         if failure is None:
             log.info("engines (%s): well again", source.name)
         else:
-            log.warning("engines (%s) stay as they are: %s", source.name, failure)
+            log.warning("engines (%s) stay as they are: %s", source.name, failure, exc_info=bug)
 
     async def _follow(self, source: Source) -> None:
         while True:
