@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,3 +113,31 @@ def test_only_good_holders_count_and_what_is_gone_is_forgotten() -> None:
 
 def test_a_page_is_whole_blocks() -> None:
     assert [page_tokens(size, 64) for size in (1, 4, 16, 48, 64, 100)] == [64, 64, 64, 48, 64, 100]
+
+
+def test_a_beginning_that_all_have_is_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand engines with one system prompt: a placement looks at each of them, not at each for every page."""
+    index, pages = Prefixes(1000), chain(list(range(256)))
+    holders = [Holder(f"e{number}", "1") for number in range(1000)]
+    for holder in holders:
+        index.record(pages, holder)
+    longer = chain([*range(256), *range(64)])
+    index.record(longer, holders[7])
+    num_hashed = 0
+
+    def counted(holder: Holder) -> int:
+        nonlocal num_hashed
+        num_hashed += 1
+        return hash(holder.engine)
+
+    monkeypatch.setattr(Holder, "__hash__", counted)
+    assert index.held(longer) == dict.fromkeys(holders, len(pages)) | {holders[7]: len(longer)}
+    assert num_hashed < 10 * len(holders)
+
+
+def test_an_engine_in_a_new_life_is_found_beside_what_its_old_one_had() -> None:
+    index, pages = Prefixes(1000), chain(list(range(40)))
+    index.record(pages, D1)
+    again = Holder(D1.engine, "epoch-2")
+    index.record(pages[:5], again)
+    assert index.held(pages) == {D1: 10, again: 5}

@@ -84,10 +84,13 @@ class _Entry(msgspec.Struct, gc=False):
     holders: tuple[Holder, ...] = ()
     goes_on: bool = False
 
-    def add(self, holder: Holder) -> None:
-        if holder not in self.holders:
-            self.remove(holder.engine)
-            self.holders = (*self.holders, holder)
+    def add(self, holder: Holder) -> bool:
+        """True if it was there."""
+        if holder in self.holders:
+            return True
+        self.remove(holder.engine)
+        self.holders = (*self.holders, holder)
+        return False
 
     def remove(self, engine: str) -> bool:
         """True if the engine was among the holders."""
@@ -108,14 +111,14 @@ class Prefixes:
 
     def record(self, pages: Sequence[Page], holder: Holder) -> None:
         """`holder` has the KV of every one of these pages."""
-        entries, only_this, goes_on = self._entries, (holder,), False
+        entries, only_this, goes_on, is_known = self._entries, (holder,), False, False
         for page in reversed(pages):  # the beginning last, so that it outlives what follows it
             entry = entries.get(page)
             if entry is None:
                 entries[page] = _Entry(only_this, goes_on)
             else:
                 entries.move_to_end(page)
-                entry.add(holder)
+                is_known = is_known or entry.add(holder)  # who has a page has those before it
                 entry.goes_on = entry.goes_on or goes_on
             goes_on = True
         while len(self._entries) > self._max_pages:
@@ -134,12 +137,18 @@ class Prefixes:
         return NO_MATCH
 
     def held(self, pages: Sequence[Page]) -> dict[Holder, int]:
-        """How many of these pages each holder is known to have."""
+        """How many of these pages each holder is known to have.
+
+        Most pages have the holders of the page after them: a beginning that all of a thousand engines have is gone
+        through once, not once for each page.
+        """
         held: dict[Holder, int] = {}
+        last: tuple[Holder, ...] = ()
         for num_pages in range(len(pages), 0, -1):
             entry = self._entries.get(pages[num_pages - 1])
-            if entry is not None:
-                for holder in entry.holders:
+            if entry is not None and entry.holders != last:
+                last = entry.holders
+                for holder in last:
                     held.setdefault(holder, num_pages)
         return held
 
