@@ -402,6 +402,10 @@ def test_a_ticket_that_is_not_right_never_reaches_decode(changes: dict[str, obje
             one.prefill[0].ticket_changes = changes
             assert tokens_of(await chunks_of(one.router, ask())) == expected(ask(), 8)
             assert one.decode[0].requests[0].kv_transfer_params is None
+            told = [
+                one.count("fourhop_router_fallbacks_total", cause=cause) for cause in ("early_ticket", "kv_bad_ticket")
+            ]
+            assert told == [1, 1]
             await one.settle()
             assert one.router.ledger.ended == {HoldState.RELEASED: 1}
 

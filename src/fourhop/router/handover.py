@@ -81,7 +81,8 @@ class Handover:
 
     def take_early(self, run: Run, leg: Leg, params: dict[str, Any]) -> None:
         """The ticket of a prompt that is still to be computed. A bad one is not used; it is released with its leg."""
-        self._take(run, leg, params)
+        if (why := self._take(run, leg, params)) is not None:
+            self.metrics.fallbacks.note("early_ticket", why)
 
     def take_last(self, run: Run, leg: Leg, params: dict[str, Any] | None) -> None:
         """A prefill leg's end. Without a good ticket the next engine computes the prompt again."""
