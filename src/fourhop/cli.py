@@ -25,6 +25,7 @@ from fourhop.kv.config import KVEventsConfig, KVTransferConfig
 from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.service import ProcessesConfig, ServerConfig, TracingConfig, logs
 from fourhop.service.logs import LogLevel
+from fourhop.tokens.join import JoinConfig
 from fourhop.up.plan import UpConfig
 from fourhop.why import WhyConfig, tell_why
 from fourhop.wire.errors import StartError
@@ -180,6 +181,7 @@ def engine(
     kv_events_config: Events = None,
     engine: EngineConfig,
     server: ServerConfig,
+    join: JoinConfig,
     tracing: TracingConfig,
     log: LogConfig,
 ) -> None:
@@ -188,7 +190,9 @@ def engine(
     Example: `fourhop engine --port 8100 --kv-transfer-config '{"kv_connector": "shm", "kv_role": "kv_producer"}'`
     """
     logs.configure(log.log_level)
-    service.run(run_engine(model, served_model_name, kv_transfer_config, kv_events_config, engine, server, tracing))
+    service.run(
+        run_engine(model, served_model_name, kv_transfer_config, kv_events_config, engine, server, join, tracing)
+    )
 
 
 @command

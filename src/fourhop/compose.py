@@ -29,6 +29,7 @@ from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.service import ServerConfig, TracingConfig
 from fourhop.service.progress import loading
 from fourhop.tokens.connection import Timeouts, check_url, open_session
+from fourhop.tokens.join import JoinConfig, registration
 from fourhop.tokens.routes import token_routes
 from fourhop.tokens.traced import traced
 from fourhop.tokens.upstream import Upstream
@@ -180,10 +181,12 @@ async def run_engine(
     events: KVEventsConfig | None,
     config: EngineConfig,
     server: ServerConfig,
+    join: JoinConfig,
     tracing: TracingConfig,
 ) -> None:
-    """An engine alone."""
+    """An engine alone, known to the routers that it joins while it listens."""
     with service.bind(server) as listener:
+        url = join.url_of(server, listener.getsockname()[1]) if join.join else ""
         found = checkpoint.find(model)
         registry = CollectorRegistry()
         async with AsyncExitStack() as stack:
@@ -192,7 +195,8 @@ async def run_engine(
             from fourhop.engine.app import create
 
             app = create(engine, server, registry, tracer_of("engine"))
-            await service.serve(app, server, listener=listener)
+            member = await stack.enter_async_context(registration(join, url))
+            await service.serve(app, server, listener=listener, started=member.start, stopping=member.leave)
             _check(engine)
 
 

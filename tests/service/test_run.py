@@ -94,6 +94,24 @@ def test_a_signal_lets_open_requests_finish_and_refuses_new_ones() -> None:
     assert server.story == ["open", "answered", "close"]
 
 
+def test_what_is_to_be_done_before_the_end_is_done_while_the_server_still_answers() -> None:
+    told: list[int] = []
+
+    async def main() -> None:
+        server, config = Server(), ServerConfig(port=0)
+        listener = bind(config)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/version"
+
+        async def stopping() -> None:
+            async with httpx.AsyncClient() as client:
+                told.append((await client.get(url)).status_code)
+
+        await serve(server.app, config, listener=listener, started=stop, stopping=stopping)
+
+    asyncio.run(main())
+    assert told == [200]
+
+
 def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event() -> None:
     server = Server(drain_timeout_s=0.01)
 

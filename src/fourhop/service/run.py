@@ -8,7 +8,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -91,18 +91,20 @@ async def serve(
     *,
     listener: socket.socket | None = None,
     started: Callable[[], None] | None = None,
+    stopping: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain.
 
     1. take the port (or use the `listener` that `bind` took earlier), 2. open the app's resources, 3. listen, call
-    `started`; at a signal 4. stop listening, 5. let open requests finish for `drain_timeout_s`, then end them with an
-    error, 6. close the resources. A second SIGINT skips the wait. Raises StartError.
+    `started`; at a signal 4. await `stopping`, which ends within seconds, and stop listening, 5. let open requests
+    finish for `drain_timeout_s`, then end them with an error, 6. close the resources. A second SIGINT skips the wait.
+    Raises StartError.
     """
     listener = listener or bind(config)
     with listener:
         async with app.router.lifespan_context(app):
             _keep_what_is_there()
-            server = _Server(app, config, started)
+            server = _Server(app, config, started, stopping)
             try:
                 await server.serve([listener])
             except OSError as error:
@@ -112,7 +114,13 @@ async def serve(
 class _Server(uvicorn.Server):
     """uvicorn that tells when it listens, and whose signals stay inside this event loop."""
 
-    def __init__(self, app: Starlette, config: ServerConfig, on_started: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        config: ServerConfig,
+        on_started: Callable[[], None] | None,
+        on_stopping: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -128,6 +136,7 @@ class _Server(uvicorn.Server):
             )
         )
         self._on_started = on_started
+        self._on_stopping = on_stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -136,6 +145,11 @@ class _Server(uvicorn.Server):
             log.info("listening on http://%s:%d", host, address[1])
         if self._on_started is not None:
             self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._on_stopping is not None:
+            await self._on_stopping()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
