@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -55,21 +56,34 @@ async def open_lab(model: str, logs: Path, num_warmups: int) -> AsyncIterator[La
 
 
 async def run_compare(model: str | None, config: CompareConfig) -> int:
-    """Run everything, print the tables, write the report. Returns the exit status. Raises StartError."""
+    """Run everything, print the tables, write the report. Returns the exit status.
+
+    A set-up that fails to start, perhaps after hours, ends the comparison: the report is of what there is then.
+    Raises StartError, before anything was measured.
+    """
     model = model or config.resolve().model
     setups = plan_setups(config, model)
     print_plan(config, setups)
     runs: list[Measured] = []
+    failure: StartError | None = None
     async with open_lab(model, config.output_dir / "logs", config.num_warmups) as lab:
-        async for run in compare(lab, config, setups, model):
-            runs.append(run)
-            print(run_line(run), flush=True)
+        try:
+            async for run in compare(lab, config, setups, model):
+                runs.append(run)
+                print(run_line(run), flush=True)
+        except StartError as error:
+            if not runs:
+                raise
+            failure = error
     report = Report(config, model, Findings(runs), describe_machine())
     print(comparison_table(report))
     print()
     print(goodput_table(report))
     for path in write_report(report, config.output_dir):
         print(f"written: {path}")
+    if failure is not None:
+        print(f"fourhop: {failure}; the report is of what was measured before", file=sys.stderr)
+        return 1
     if any(run.result.is_cut for run in runs):
         return INTERRUPTED
     return 0 if any(run.result.is_success for run in runs) else 1

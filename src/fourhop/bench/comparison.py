@@ -101,7 +101,10 @@ class CompareConfig:
 
 
 def plan_setups(config: CompareConfig, model: str) -> list[Setup]:
-    """Split first, then the replicas, then what else is asked for. Raises StartError if there is no such vLLM."""
+    """Split first, then the replicas, then what else is asked for.
+
+    Raises StartError if there is no such vLLM, or if two would go by one name and be taken for one.
+    """
     preset = config.resolve()
     flags, num = shlex.split(preset.engine_flags), preset.num_prefill + preset.num_decode
     setups = [split(model, preset.num_prefill, preset.num_decode, flags)]
@@ -109,6 +112,9 @@ def plan_setups(config: CompareConfig, model: str) -> list[Setup]:
     setups += [other(text, model, flags) for text in config.setup]
     if config.vllm is not None:
         setups.append(_vllm(config.vllm, model, num, shlex.split(config.vllm_flags)))
+    names = [setup.name for setup in setups]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise StartError(f"two set-ups are called {twice[0]}")
     return setups
 
 
