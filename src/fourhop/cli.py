@@ -17,13 +17,13 @@ from fourhop import __version__, checkpoint, service
 from fourhop.check import CheckConfig
 from fourhop.check import check_transfer as transfer_check
 from fourhop.checkpoint import DEFAULT_MODEL
-from fourhop.compose import UpstreamConfig, run_engine, run_frontend, run_router, run_serve
+from fourhop.compose import ROUTER_SHARED_PATHS, UpstreamConfig, run_engine, run_frontend, run_router, run_serve
 from fourhop.engine.config import EngineConfig
 from fourhop.flags import UsageError, with_flags
 from fourhop.frontend.config import FrontendConfig
 from fourhop.kv.config import KVEventsConfig, KVTransferConfig
 from fourhop.router.config import GoodputConfig, RouterConfig
-from fourhop.service import ProcessesConfig, ServerConfig, TracingConfig, logs
+from fourhop.service import ProcessesConfig, ServerConfig, Siblings, TracingConfig, logs
 from fourhop.service.logs import LogLevel
 from fourhop.tokens.join import JoinConfig
 from fourhop.up.plan import UpConfig
@@ -152,15 +152,24 @@ def frontend(
     logs.configure(log.log_level)
     with service.bind(server) as listener:
 
-        def work(started: Callable[[], None]) -> None:
-            service.run(run_frontend(model, upstream, frontend, server, tracing, listener=listener, started=started))
+        def work(siblings: Siblings | None, started: Callable[[], None]) -> None:
+            running = run_frontend(
+                model, upstream, frontend, server, tracing, listener=listener, started=started, siblings=siblings
+            )
+            service.run(running)
 
         service.run_processes(work, processes.workers, drain_timeout_s=server.drain_timeout_s)
 
 
 @command
 def router(
-    *, router: RouterConfig, goodput: GoodputConfig, server: ServerConfig, tracing: TracingConfig, log: LogConfig
+    *,
+    router: RouterConfig,
+    goodput: GoodputConfig,
+    server: ServerConfig,
+    processes: ProcessesConfig,
+    tracing: TracingConfig,
+    log: LogConfig,
 ) -> None:
     """Run the router: it splits each request over a prefill and a decode engine.
 
@@ -168,7 +177,16 @@ def router(
     """
     logs.configure(log.log_level)
     with service.bind(server) as listener:
-        service.run(run_router(router, goodput, server, tracing, listener=listener))
+
+        def work(siblings: Siblings | None, started: Callable[[], None]) -> None:
+            running = run_router(
+                router, goodput, server, tracing, listener=listener, started=started, siblings=siblings
+            )
+            service.run(running)
+
+        service.run_processes(
+            work, processes.workers, drain_timeout_s=server.drain_timeout_s, shared=ROUTER_SHARED_PATHS
+        )
 
 
 @command

@@ -5,6 +5,7 @@ The engine's modules, and torch with them, are imported by those that run an eng
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from fourhop import checkpoint, service
 from fourhop.checkpoint import Checkpoint
@@ -26,18 +28,24 @@ from fourhop.frontend.config import FrontendConfig
 from fourhop.frontend.remote import RemoteFrontend, TextServer
 from fourhop.kv.config import KVEventsConfig, KVTransferConfig
 from fourhop.router.config import GoodputConfig, RouterConfig
-from fourhop.service import ServerConfig, TracingConfig
+from fourhop.service import ServerConfig, Siblings, Together, TracingConfig
 from fourhop.service.progress import loading
 from fourhop.tokens.connection import Timeouts, check_url, open_session
 from fourhop.tokens.join import JoinConfig, registration
 from fourhop.tokens.routes import token_routes
 from fourhop.tokens.traced import traced
 from fourhop.tokens.upstream import Upstream
-from fourhop.tokens.worker import RemoteWorker
+from fourhop.tokens.worker import ABORT_PATH, RemoteWorker
 from fourhop.wire.errors import PeerError, StartError
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from fourhop.engine.server import Engine
+
+
+ROUTER_SHARED_PATHS = ("/router/", ABORT_PATH)
+"""What all processes of a router are told, or asked: engines that drain, requests of which one of them has each."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +129,14 @@ async def run_frontend(
     *,
     listener: socket.socket,
     started: Callable[[], None] | None = None,
+    siblings: Siblings | None = None,
 ) -> None:
     """A frontend alone; its token server, if it has one, is at the other end of a connection."""
     if upstream.upstream is None:
         if tracing.otlp_endpoint is not None:
             raise StartError("--otlp-endpoint needs --upstream: spans are of requests that generate")
         found = checkpoint.find(model, weights=False)
-        app = frontend_app.create(config, found, server)
-        await service.serve(app, server, listener=listener, started=started)
+        await _serve(frontend_app.create(config, found, server), server, listener, started, siblings)
         return
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
@@ -144,7 +152,7 @@ async def run_frontend(
         else:
             found = checkpoint.find(model, weights=False)
             app = frontend_app.create(config, found, server, tokens, health=health, registry=registry, tracer=tracer)
-        await service.serve(app, server, listener=listener, started=started)
+        await _serve(app, server, listener, started, siblings)
 
 
 async def run_router(
@@ -155,6 +163,7 @@ async def run_router(
     *,
     listener: socket.socket,
     started: Callable[[], None] | None = None,
+    siblings: Siblings | None = None,
 ) -> None:
     """A router alone."""
     from fourhop.router.app import create
@@ -162,7 +171,23 @@ async def run_router(
     registry = CollectorRegistry()
     with service.open_traces(tracing, registry) as tracer_of:
         app = create(config, goodput, server, registry, tracer_of("router"))
-        await service.serve(app, server, listener=listener, started=started)
+        if siblings is not None and goodput.api_keys is not None:
+            log.warning("the limits of --api-keys hold for each of the %d workers", len(siblings.doors))
+        await _serve(app, server, listener, started, siblings)
+
+
+async def _serve(
+    app: Starlette,
+    server: ServerConfig,
+    listener: socket.socket,
+    started: Callable[[], None] | None,
+    siblings: Siblings | None,
+) -> None:
+    """Serve, as one of several processes if there are siblings."""
+    if siblings is not None:
+        app.add_middleware(Together, siblings=siblings)
+    door = None if siblings is None else siblings.door
+    await service.serve(app, server, listener=listener, door=door, started=started)
 
 
 async def _illness(worker: RemoteWorker) -> str | None:

@@ -13,10 +13,16 @@ from starlette.types import ASGIApp
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, *, keep_alive_s: int = 5, certificate: Path | None = None, key: Path | None = None
+    app: ASGIApp,
+    *,
+    keep_alive_s: int = 5,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    door: socket.socket | None = None,
 ) -> AsyncIterator[str]:
-    """The app's URL, while it is served. With a certificate over TLS."""
+    """The app's URL, while it is served, also on `door`. With a certificate over TLS."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listeners = [listener] if door is None else [listener, door]
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -29,8 +35,8 @@ async def serving(
         server = uvicorn.Server(config)
         config.load()
         server.lifespan = config.lifespan_class(config)
-        await server.startup(sockets=[listener])
+        await server.startup(sockets=listeners)
         try:
             yield f"{'http' if certificate is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            await server.shutdown(sockets=[listener])
+            await server.shutdown(sockets=listeners)

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fourhop.service.processes import run_processes
+from fourhop.service.siblings import Siblings
 from fourhop.wire.errors import StartError
 
 
 def main(folder: Path, num_processes: int) -> None:
-    def work(serves: Callable[[], None]) -> None:
+    def work(siblings: Siblings | None, serves: Callable[[], None]) -> None:
         if (folder / "refused").exists():
             raise StartError("no vocabulary here")
         if (folder / "broken").exists():

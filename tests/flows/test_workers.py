@@ -32,3 +32,19 @@ def test_workers_share_a_port_and_one_that_dies_is_replaced(tmp_path: Path) -> N
             answer = httpx.post(f"{url}/tokenize", json={"prompt": "hi"}, timeout=60)
             assert answer.json()["tokens"] == [104, 105]
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+def test_routers_are_one_to_an_operator_and_drain_together(tmp_path: Path) -> None:
+    engines = ("--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2")
+    with running(("router", "--port", "0", "--workers", "2", *engines)) as [server]:
+        server.wait_for(LISTENING, 2)
+        url = url_of(server)
+        drained = httpx.post(f"{url}/router/drain", json={"worker": "http://127.0.0.1:2"}, timeout=60)
+        assert drained.json()["draining"] is True
+        for worker in (0, 1):
+            up = f'fourhop_router_draining{{worker="{worker}",engine="http://127.0.0.1:2",role="decode"}} 1.0'
+            assert up in httpx.get(f"{url}/metrics", timeout=60).text
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+        os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+        server.wait_for(LISTENING, 3)
+        assert httpx.get(f"{url}/metrics", timeout=60).text.count("fourhop:worker_up{") == 2

@@ -6,11 +6,14 @@ from fourhop.service.config import ServerConfig
 from fourhop.service.processes import ProcessesConfig, run_processes
 from fourhop.service.requests import read_body, request_id, traceparent
 from fourhop.service.run import bind, ended_by_signals, run, serve
+from fourhop.service.siblings import Siblings, Together
 from fourhop.service.tracing import TracingConfig, open_traces
 
 __all__ = [
     "ProcessesConfig",
     "ServerConfig",
+    "Siblings",
+    "Together",
     "TracingConfig",
     "bind",
     "create_app",

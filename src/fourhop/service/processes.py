@@ -18,15 +18,20 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from fourhop.service.logs import event
+from fourhop.service.siblings import Siblings, open_doors
 from fourhop.wire.errors import StartError
 
 log = logging.getLogger(__name__)
 
-Work = Callable[[Callable[[], None]], None]
-"""What a process does, to its end. It calls its argument as soon as it serves."""
+Work = Callable[[Siblings | None, Callable[[], None]], None]
+"""What a process does, to its end. It is told of the others, if there are others, and calls its second argument as soon
+as it serves.
+"""
 
 PAUSE_S = 0.5
-"""Before a process that died is started again."""
+MAX_PAUSE_S = 30.0
+"""Before a process that died is started again: twice as long each time, unless it lived for `STEADY_S`."""
+STEADY_S = 60.0
 GRACE_S = 5.0
 """Beyond the time that a process needs to drain."""
 
@@ -41,8 +46,8 @@ class ProcessesConfig:
     """Processes of a server.
 
     Attributes:
-        workers: Processes behind the one port. Each has memories, queues and metrics of its own; `/metrics` answers
-            for one of them.
+        workers: Processes behind the one port. Each has memories, queues and key limits of its own; `/metrics` tells
+            of all, with the label `worker`.
     """
 
     workers: int = 1
@@ -52,20 +57,27 @@ class ProcessesConfig:
             raise ValueError(f"workers must be at least 1, not {self.workers}")
 
 
-def run_processes(work: Work, num_processes: int, *, drain_timeout_s: float) -> None:
+def run_processes(work: Work, num_processes: int, *, drain_timeout_s: float, shared: tuple[str, ...] = ()) -> None:
     """Run `work` in forked processes until SIGINT or SIGTERM. One that dies after it served is started again.
+
+    `shared` are the beginnings of the paths that are the affair of all (`siblings`).
 
     A single one is this process itself, watched by nobody. Raises StartError when one could not start; the others are
     ended before. Signals reach the parent alone, which passes each on, so that a second Ctrl-C hurries them.
     """
     if num_processes == 1:
-        work(lambda: None)
+        work(None, lambda: None)
         return
+    with open_doors(num_processes) as doors:
+        _run(work, [Siblings(number, doors, shared) for number in range(num_processes)], drain_timeout_s)
+
+
+def _run(work: Work, seats: list[Siblings], drain_timeout_s: float) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     processes = _Processes(work, before)
     try:
-        for _ in range(num_processes):
-            processes.start()
+        for seat in seats:
+            processes.start(seat)
         processes.end(processes.watch(), drain_timeout_s + GRACE_S)
     except StartError:
         processes.end(signal.SIGTERM, drain_timeout_s + GRACE_S)
@@ -75,39 +87,50 @@ def run_processes(work: Work, num_processes: int, *, drain_timeout_s: float) -> 
 
 
 class _Processes:
-    """All processes by id, each with the pipe on which it tells that it serves, or why it cannot start."""
+    """All processes by id, each with its seat and the pipe on which it tells that it serves, or why it cannot start."""
 
     def __init__(self, work: Work, mask: set[signal.Signals | int]) -> None:
         self._work = work
         self._mask = mask
         self._pipes: dict[int, int] = {}
-        self._starts_s: list[float] = []
+        self._seats: dict[int, Siblings] = {}
+        self._began_s: dict[int, float] = {}
+        self._num_deaths: dict[int, int] = {}
+        self._starts: list[tuple[float, Siblings]] = []
 
-    def start(self) -> None:
+    def start(self, seat: Siblings) -> None:
         theirs, ours = os.pipe()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             os.close(theirs)
-            _live(self._work, ours, parent, self._mask)
+            _live(self._work, seat, ours, parent, self._mask)
         os.close(ours)
-        self._pipes[pid] = theirs
+        self._pipes[pid], self._seats[pid], self._began_s[pid] = theirs, seat, time.monotonic()
 
     def watch(self) -> signal.Signals:
         """Until a signal to stop comes; returns it. Raises StartError."""
         while True:
-            wait_s = min(self._starts_s, default=time.monotonic() + 3600) - time.monotonic()
+            wait_s = min([at_s for at_s, _ in self._starts], default=time.monotonic() + 3600) - time.monotonic()
             got = signal.sigtimedwait(_WATCHED, max(0.0, wait_s))
             if got is not None and got.si_signo in _STOP:
                 return signal.Signals(got.si_signo)
             for pid, status, told in self._reap():
                 if not told.startswith(_SERVES):
                     raise StartError(told.decode() or f"a worker process ended at its start, {_end(status)}")
-                log.error(event("worker_died", pid=pid, end=_end(status), restart_in_s=PAUSE_S))
-                self._starts_s.append(time.monotonic() + PAUSE_S)
-            while self._starts_s and self._starts_s[0] <= time.monotonic():
-                self._starts_s.pop(0)
-                self.start()
+                seat, pause_s = self._bury(pid)
+                log.error(event("worker_died", pid=pid, end=_end(status), restart_in_s=pause_s))
+                self._starts.append((time.monotonic() + pause_s, seat))
+            for start in [start for start in self._starts if start[0] <= time.monotonic()]:
+                self._starts.remove(start)
+                self.start(start[1])
+
+    def _bury(self, pid: int) -> tuple[Siblings, float]:
+        """The seat of a process that ended, and how long it stays empty."""
+        seat, lived_s = self._seats.pop(pid), time.monotonic() - self._began_s.pop(pid)
+        num_deaths = 1 if lived_s >= STEADY_S else self._num_deaths.get(seat.number, 0) + 1
+        self._num_deaths[seat.number] = num_deaths
+        return seat, min(MAX_PAUSE_S, PAUSE_S * 2 ** min(num_deaths - 1, 6))
 
     def end(self, number: signal.Signals, timeout_s: float) -> None:
         """Send the signal, and each that comes meanwhile; SIGKILL after the time. Returns when all are gone."""
@@ -142,7 +165,7 @@ def _end(status: int) -> str:
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
-def _live(work: Work, pipe: int, parent: int, mask: set[signal.Signals | int]) -> NoReturn:
+def _live(work: Work, seat: Siblings, pipe: int, parent: int, mask: set[signal.Signals | int]) -> NoReturn:
     """The whole life of a forked process."""
 
     def serves() -> None:
@@ -155,7 +178,7 @@ def _live(work: Work, pipe: int, parent: int, mask: set[signal.Signals | int]) -
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if os.getppid() == parent:
-            work(serves)
+            work(seat, serves)
             status = 0
     except StartError as error:
         os.write(pipe, str(error).encode())

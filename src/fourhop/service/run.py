@@ -90,6 +90,7 @@ async def serve(
     config: ServerConfig,
     *,
     listener: socket.socket | None = None,
+    door: socket.socket | None = None,
     started: Callable[[], None] | None = None,
     stopping: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
@@ -98,7 +99,7 @@ async def serve(
     1. take the port (or use the `listener` that `bind` took earlier), 2. open the app's resources, 3. listen, call
     `started`; at a signal 4. await `stopping`, which ends within seconds, and stop listening, 5. let open requests
     finish for `drain_timeout_s`, then end them with an error, 6. close the resources. A second SIGINT skips the wait.
-    Raises StartError.
+    `door` is listened on as well. Raises StartError.
     """
     listener = listener or bind(config)
     with listener:
@@ -106,7 +107,7 @@ async def serve(
             _keep_what_is_there()
             server = _Server(app, config, started, stopping)
             try:
-                await server.serve([listener])
+                await server.serve([listener] if door is None else [listener, door])
             except OSError as error:
                 raise _listen_error(error, config) from None
 
@@ -140,7 +141,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for address in (listener.getsockname() for listener in sockets or []):
+        for address in (listener.getsockname() for listener in (sockets or [])[:1]):
             host = f"[{address[0]}]" if ":" in address[0] else address[0]
             log.info("listening on http://%s:%d", host, address[1])
         if self._on_started is not None:
