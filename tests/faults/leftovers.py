@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from faults.machine import Machine
 from fourhop.router.app import Router
+from fourhop.router.policy import EngineRole
 
 
 def leftovers_of(machine: Machine) -> list[str]:
@@ -28,9 +31,12 @@ def leftovers_of(machine: Machine) -> list[str]:
     return [f"{machine.name} has {number} {what}" for what, number in table.items() if number]
 
 
-def leftovers_at(router: Router, now_s: float) -> list[str]:
-    """Of a router, whose leases are over by `now_s` (Unix time) if they are."""
+def leftovers_at(router: Router, roles: Mapping[str, EngineRole], now_s: float) -> list[str]:
+    """Of a router that has these engines, whose leases are over by `now_s` (Unix time) if they are."""
     left = []
+    found = {worker.name: worker.role for worker in router.fleet.workers.values() if not worker.is_leaving}
+    if found != roles:
+        left.append(f"the router's engines are {found}")
     for worker in router.fleet.workers.values():
         if worker.in_flight:
             left.append(f"the router has {worker.in_flight} requests at {worker.name}")

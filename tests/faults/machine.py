@@ -28,6 +28,7 @@ from fourhop.engine.transfers import Transfers
 from fourhop.kv.config import KVTransferConfig
 from fourhop.kv.connector import Connector, Notify
 from fourhop.kv.layout import KVPool
+from fourhop.router.policy import EngineRole
 from fourhop.service import ServerConfig
 from fourhop.wire.errors import EngineError
 
@@ -102,6 +103,11 @@ class Machine:
         self._place = place
         self._storm = storm
         self._stack = AsyncExitStack()
+
+    @property
+    def role(self) -> EngineRole:
+        """What it is to a router."""
+        return "prefill" if self.name[0] == "p" else "decode"
 
     @property
     def url(self) -> str:

@@ -6,12 +6,13 @@ import asyncio
 import contextvars
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from faults import orders
 from faults.connector import NAME, Place
 from faults.direct import DirectClient
 from faults.leftovers import leftovers_at, leftovers_of
@@ -26,7 +27,6 @@ from fourhop.engine.toy import FIRST_TOKEN, NUM_TOKENS
 from fourhop.kv.config import ConnectorOptions, KVTransferConfig
 from fourhop.router.app import Router
 from fourhop.router.config import GoodputConfig, RouterConfig
-from fourhop.router.migration import MoveRequest
 from fourhop.tokens.connection import Session, open_session
 from fourhop.wire.errors import FourhopError
 
@@ -124,10 +124,10 @@ class World:
 
     @asynccontextmanager
     async def _running_router(self) -> AsyncIterator[Router]:
-        urls = {role: tuple(one.url for one in self._machines.values() if one.name[0] == role) for role in "pd"}
+        machines = self._machines.values()
         config = RouterConfig(
-            urls["p"],
-            urls["d"],
+            tuple(one.url for one in machines if one.role == "prefill"),
+            tuple(one.url for one in machines if one.role == "decode"),
             connect_timeout_s=0.5,
             first_chunk_timeout_s=10.0,
             idle_timeout_s=5.0,
@@ -209,11 +209,15 @@ class World:
             await asyncio.sleep(at_s - self._loop.time())
             self._storm.num_faults += 1
             machine = rng.choice(list(self._machines.values()))
-            match rng.choice(("clock", "crash", "stop", "drain", "move", "move")):
+            match rng.choice(("clock", "crash", "stop", "drain", "leave", "leave", "move", "move")):
+                case "leave":
+                    self._spawn(orders.leave(self.router, machine, rng, self._storm))
                 case "drain":
-                    self._spawn(self._drain(machine))
+                    self._spawn(orders.drain(self.router, machine, rng, self._storm))
                 case "move":
-                    self._spawn(self._move(machine))
+                    ask = rng.choice(self._asks)
+                    self._storm.note(f"request {ask.number} is moved to {machine.name}")
+                    self._spawn(orders.move(self.router, machine, ask.request.request_id))
                 case "clock":
                     machine.skew_s += rng.uniform(-60.0, 60.0)
                     self._storm.note(f"the wall clock of {machine.name} jumps: {machine.skew_s:.1f} s off")
@@ -237,22 +241,6 @@ class World:
         await asyncio.sleep(BOOT_S + self._rng.expovariate(1.0))
         if machine.engine is None:
             await machine.boot()
-
-    async def _drain(self, machine: Machine) -> None:
-        """Have the router take an engine out of service for a while."""
-        self._storm.note(f"{machine.name} is drained")
-        with suppress(FourhopError):
-            await self.router.migration.drain(machine.url)
-        await asyncio.sleep(self._rng.expovariate(1.0))
-        await self.router.migration.undrain(machine.url)
-        self._storm.note(f"{machine.name} is back in service")
-
-    async def _move(self, machine: Machine) -> None:
-        """Have the router move some client's request to some engine, whichever it is."""
-        ask = self._rng.choice(self._asks)
-        self._storm.note(f"request {ask.number} is moved to {machine.name}")
-        with suppress(FourhopError):
-            await self.router.migration.move(MoveRequest(ask.request.request_id, machine.url))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -283,7 +271,8 @@ class World:
 
     def _leftovers(self) -> list[str]:
         left = [each for machine in self._machines.values() for each in leftovers_of(machine)]
-        return left + leftovers_at(self.router, self._storm.wall_s(0.0))
+        roles = {machine.url: machine.role for machine in self._machines.values()}
+        return left + leftovers_at(self.router, roles, self._storm.wall_s(0.0))
 
     async def _check_service(self) -> None:
         """Nothing is poisoned: every request is served, and where all are split its KV goes from engine to engine."""
