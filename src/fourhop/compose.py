@@ -35,7 +35,7 @@ from fourhop.tokens.join import JoinConfig, registration
 from fourhop.tokens.routes import token_routes
 from fourhop.tokens.traced import traced
 from fourhop.tokens.upstream import Upstream
-from fourhop.tokens.worker import ABORT_PATH, RemoteWorker
+from fourhop.tokens.worker import ABORT_PATH, MIGRATE_PATH, RemoteWorker
 from fourhop.wire.errors import PeerError, StartError
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fourhop.engine.server import Engine
 
 
-ROUTER_SHARED_PATHS = ("/router/", ABORT_PATH)
+ROUTER_SHARED_PATHS = ("/router/", ABORT_PATH, MIGRATE_PATH)
 """What all processes of a router are told, or asked: engines that drain, requests of which one of them has each."""
 
 

@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from fakes.fleet import bench
+from fourhop.compose import ROUTER_SHARED_PATHS
 from fourhop.router.config import GoodputConfig
-from fourhop.router.guard import ADMIN_PATHS, guard, with_admin
+from fourhop.router.guard import ADMIN_PATHS, FREE_PATHS, guard, with_admin
 from fourhop.router.routes import router_routes
 from fourhop.service import ServerConfig, create_app
 
@@ -133,3 +134,8 @@ def test_a_key_reads_the_stories_of_its_own_requests_and_the_administrator_all(t
                 assert [await status(name, key) for key in ("key-a", "key-b", "root")] == [200, 404, 200]
 
     asyncio.run(scenario())
+
+
+def test_what_changes_the_fleet_or_ends_requests_reaches_every_process_of_a_router() -> None:
+    """With `--workers` a request runs in one of several, and who asks knows not in which."""
+    assert all(path.startswith(ROUTER_SHARED_PATHS) for path in ADMIN_PATHS | FREE_PATHS)
