@@ -142,6 +142,14 @@ def test_a_refusal_is_told_to_nobody_else_and_a_key_is_needed() -> None:
     assert processes[1].told == []
 
 
+def test_what_one_of_the_others_cannot_do_is_told() -> None:
+    async def scenario(session: aiohttp.ClientSession, urls: list[str]) -> None:
+        status, answer = await post(session, f"{urls[0]}/router/drain")
+        assert (status, answer["error"]["param"]) == (400, "worker")
+
+    run([Process(), Process(refuses=True)], scenario)
+
+
 def test_one_that_does_not_answer_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fourhop.service.siblings.PATIENCE_S", 0.2)
 

@@ -115,7 +115,9 @@ class Together:
         silent = [number for number, one in answers.items() if one is None]
         if silent and scope["method"] != "GET":
             return error_answer(Unavailable(f"worker {silent[0]} does not answer; ask again", retry_after_s=1.0))
-        return merged([one for one in answers.values() if one is not None], own)
+        told = [one for one in answers.values() if one is not None]
+        failed = [one for one in told if one.status not in (200, 404)]
+        return _response(failed[0]) if failed else merged(told, own)
 
     async def _own(self, scope: Scope, body: bytes) -> Answer:
         answer, is_read = Answer(), False
