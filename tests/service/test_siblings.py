@@ -201,3 +201,14 @@ def test_no_sample_is_lost_and_each_is_its_workers(processes: list[dict[str, flo
     assert {key: value for key, value in found.items() if key[0] != "fourhop:worker_up"} == expected
     names = [line.split()[2] for line in text.split("\n") if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
+
+
+def test_a_request_that_two_know_is_told_of_by_one_of_them() -> None:
+    """One that was repeated under its id. What they tell is not added up."""
+
+    async def scenario(session: aiohttp.ClientSession, urls: list[str]) -> None:
+        for url in urls:
+            async with session.get(f"{url}/router/requests/a", headers=KEY) as answer:
+                assert await answer.json() == {"request_id": "a", "num_tokens": 5}
+
+    run([Process({"a"}), Process({"a"}), Process()], scenario)

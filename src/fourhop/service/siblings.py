@@ -117,7 +117,11 @@ class Together:
             return error_answer(Unavailable(f"worker {silent[0]} does not answer; ask again", retry_after_s=1.0))
         told = [one for one in answers.values() if one is not None]
         failed = [one for one in told if one.status not in (200, 404)]
-        return _response(failed[0]) if failed else merged(told, own)
+        if failed:
+            return _response(failed[0])
+        if scope["method"] == "GET":  # a request that was repeated may be known to two, each of which tells of its own
+            return _response(next((one for one in told if one.status == 200), own))
+        return merged(told, own)
 
     async def _own(self, scope: Scope, body: bytes) -> Answer:
         answer, is_read = Answer(), False
