@@ -19,6 +19,7 @@ from fakes.serving import serving
 from fakes.stock_vllm import StockVLLM
 from fakes.stub_engine import Fault, StubEngine
 from fakes.toy import write_toy_checkpoint
+from fakes.toy_fleet import toy_fleet
 from fourhop.checkpoint import Checkpoint
 from fourhop.frontend.app import create
 from fourhop.frontend.config import FrontendConfig
@@ -32,6 +33,7 @@ from fourhop.tokens.upstream import Upstream
 from fourhop.tokens.vllm import VLLMTokenServer
 from fourhop.wire.errors import PeerError
 from fourhop.wire.generate import GenerateRequest, SamplingParams
+from fourhop.wire.moments import intervals
 from fourhop.wire.trace import TraceContext, parse_traceparent
 
 CLIENT = TraceContext(7, 8)
@@ -164,6 +166,22 @@ def test_who_leaves_early_is_told_of_as_cancelled() -> None:
         await anext(chunks)
         await chunks.aclose()
         assert hops(told)["engine"].attributes["fourhop.outcome"] == "cancelled"
+
+    asyncio.run(scenario())
+
+
+def test_the_moments_of_a_hand_over_are_those_of_its_intervals() -> None:
+    async def scenario() -> None:
+        async with toy_fleet(1, 1) as fleet:
+            params = SamplingParams(max_tokens=6, temperature=0.0)
+            request = GenerateRequest(token_ids=list(range(20, 40)), sampling_params=params)
+            moments: dict[str, float] = {}
+            async for chunk in fleet.router.generate(request):
+                moments = chunk.moments or moments
+            told = {interval.name: interval for interval in intervals(moments)}
+            assert set(told) >= {"queue", "placement", "prefill", "transfer", "decode_wait", "decode"}
+            assert told["transfer"].end_s == told["decode_wait"].begin_s <= told["decode_wait"].end_s
+            await fleet.settle()
 
     asyncio.run(scenario())
 

@@ -48,7 +48,7 @@ def test_a_context_survives_its_header(trace_id: int, span_id: int, is_sampled: 
 
 def test_intervals_are_named_after_what_was_done() -> None:
     at_s = {"received": 0.0, "admitted": 1.0, "placed": 2.0, "prefill_started": 3.0, "prefill_done": 7.0}
-    at_s |= {"kv_requested": 4.0, "kv_ready": 8.0, "last_token": 20.0, "finished": 21.0}
+    at_s |= {"kv_requested": 4.0, "kv_ready": 8.0, "decode_started": 8.5, "last_token": 20.0, "finished": 21.0}
     assert intervals(at_s) == [
         Interval("queue", 0.0, 1.0),
         Interval("placement", 1.0, 2.0),
@@ -56,7 +56,8 @@ def test_intervals_are_named_after_what_was_done() -> None:
         Interval("prefill", 3.0, 7.0),
         Interval("transfer_wait", 3.0, 4.0),  # KV travels while the prompt is computed
         Interval("transfer", 4.0, 8.0),
-        Interval("decode", 8.0, 20.0),
+        Interval("decode_wait", 8.0, 8.5),
+        Interval("decode", 8.5, 20.0),
         Interval("finish", 20.0, 21.0),
     ]
 

@@ -35,6 +35,11 @@ class Durations:
             (Moment.KV_REQUESTED, Moment.KV_READY): _histogram(
                 "fourhop:kv_transfer_seconds", "Of a pull, with the wait for blocks that are still computed.", FINE_S
             ),
+            (Moment.KV_READY, Moment.DECODE_STARTED): _histogram(
+                "fourhop:decode_wait_seconds",
+                "From the end of a pull to the first token that was made with it.",
+                FINE_S,
+            ),
             (Moment.RECEIVED, Moment.LAST_TOKEN): _histogram(
                 "vllm:e2e_request_latency_seconds", "From arrival to the last token.", COARSE_S
             ),

@@ -109,6 +109,8 @@ class Jobs:
         self.counters.generation_tokens += 1
         if job.sequence.num_output == 1:
             self.mark(job, Moment.PREFILL_DONE)
+        elif job.last_token_s is None and Moment.KV_READY.value in job.timeline.at_s:
+            self.mark(job, Moment.DECODE_STARTED)
         if job.last_token_s is not None:
             self.durations.inter_token.observe(now - job.last_token_s)
         job.last_token_s = now

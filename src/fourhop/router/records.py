@@ -21,6 +21,7 @@ WORDS = {
     Moment.PREFILL_DONE: "prefill is done, the first token is there",
     Moment.KV_REQUESTED: "decode asks for the KV",
     Moment.KV_READY: "decode has the KV",
+    Moment.DECODE_STARTED: "decode has made its first token",
     Moment.LAST_TOKEN: "the last token is there",
 }
 

@@ -28,7 +28,7 @@ LegKind = Literal["whole", "prefill", "decode"]
 
 TOLD: dict[LegKind, frozenset[str]] = {
     "prefill": frozenset({Moment.PREFILL_STARTED, Moment.PREFILL_DONE}),
-    "decode": frozenset({Moment.KV_REQUESTED, Moment.KV_READY, Moment.LAST_TOKEN}),
+    "decode": frozenset({Moment.KV_REQUESTED, Moment.KV_READY, Moment.DECODE_STARTED, Moment.LAST_TOKEN}),
     "whole": frozenset({Moment.PREFILL_STARTED, Moment.PREFILL_DONE, Moment.LAST_TOKEN}),
 }
 """The moments that each kind of leg can tell of the request; a prefill engine's last token is not the request's."""

@@ -21,6 +21,7 @@ class Moment(StrEnum):
     FIRST_TOKEN = "first_token"
     KV_REQUESTED = "kv_requested"
     KV_READY = "kv_ready"
+    DECODE_STARTED = "decode_started"
     LAST_TOKEN = "last_token"
     FINISHED = "finished"
 
@@ -36,6 +37,7 @@ INTERVALS: dict[Moment, str] = {
     Moment.FIRST_TOKEN: "first_token",
     Moment.KV_REQUESTED: "transfer_wait",
     Moment.KV_READY: "transfer",
+    Moment.DECODE_STARTED: "decode_wait",
     Moment.LAST_TOKEN: "decode",
     Moment.FINISHED: "finish",
 }
