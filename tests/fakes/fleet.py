@@ -81,7 +81,10 @@ async def bench(
     tracer_of: Callable[[Clock], Tracer] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Bench]:
-    """Engines p0, p1, … and d0, d1, …, and a router that was started. Its watchers never wake up by themselves."""
+    """Engines p0, p1, … and d0, d1, …, and wherever else the router looks for one, and a router that was started.
+
+    Its watchers never wake up by themselves.
+    """
     prefill = [StubEngine(f"http://p{index}", role="prefill") for index in range(num_prefill)]
     decode = [StubEngine(f"http://d{index}", role="decode") for index in range(num_decode)]
     engines = {engine.name: engine for engine in (*prefill, *decode)}
@@ -90,7 +93,11 @@ async def bench(
 
     @asynccontextmanager
     async def dial(config: RouterConfig) -> AsyncIterator[Dial]:
-        yield lambda url, role: (engines[url], engines[url])
+        def connect(url: str, role: EngineRole) -> tuple[StubEngine, StubEngine]:
+            engine = engines.setdefault(url, StubEngine(url, role=role, peers=engines))
+            return engine, engine
+
+        yield connect
 
     async def never(seconds: float) -> None:
         await asyncio.Event().wait()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,7 +17,7 @@ from contracts.token_server import finishes_of, tokens_of, until
 from fakes import virtual_time
 from fakes.asgi import Exchange
 from fakes.fleet import bench
-from fakes.joining import D0, D1, P0, REQUEST, ask, expected, join, join_and_see, leave
+from fakes.joining import D0, D1, P0, P1, REQUEST, ask, expected, join, join_and_see, leave, tidy
 from fakes.stub_engine import StubEngine
 from fourhop.router.app import Router
 from fourhop.router.config import RouterConfig
@@ -54,6 +56,43 @@ def test_a_router_without_an_engine_says_so_until_one_joins() -> None:
             await join_and_see(one, D0, "decode")
             assert one.router.health() is None
             await ask(one.router)
+            await one.settle()
+
+    run(scenario())
+
+
+def test_a_router_follows_its_file(tmp_path: Path) -> None:
+    """From the start; what is wrong changes nothing, and the file's engines are beside those of the flags."""
+    path = tmp_path / "engines.json"
+
+    def write(text: str, at_s: int) -> None:
+        path.write_text(text)
+        os.utime(path, (at_s, at_s))
+
+    async def scenario() -> None:
+        write('{"decode": ["http://d1"]}', 1)
+        async with bench(1, 1, engines_file=path) as one:
+            one.start(D1, "decode")
+            (source,) = one.router.discovery.sources
+
+            async def look() -> list[str]:
+                await one.router.discovery.look(source)
+                await tidy(one)
+                return list(one.router.fleet.workers)
+
+            assert await look() == [P0, D0, D1]
+            write("{", 2)
+            assert await look() == [P0, D0, D1]
+            assert one.count("fourhop_router_source_up", source="file") == 0
+            one.start(P1, "prefill")
+            write('{"prefill": ["http://p1"]}', 3)
+            assert await look() == [P0, D0, D1, P1]
+            assert await look() == [P0, D0, P1]
+            assert one.count("fourhop_router_source_engines", source="file") == 1
+            await until(lambda: one.router.fleet.workers[P1].is_usable)
+            for _ in range(2):
+                await ask(one.router)
+            assert len(one.known[P1].requests) == 1
             await one.settle()
 
     run(scenario())

@@ -18,6 +18,7 @@ from fakes.kubernetes import slices
 from fourhop.router.discovery.dns import DNSSource, Name
 from fourhop.router.discovery.file import FileSource
 from fourhop.router.discovery.kubernetes import Cluster, KubernetesSource, Service
+from fourhop.router.discovery.registrations import Registrations
 from fourhop.wire.errors import PeerError
 
 times = itertools.count(10**18, 10**9)
@@ -79,6 +80,18 @@ def kubernetes(folder: Path) -> World:
     return World(KubernetesSource(cluster, Service("prefill", "a=b", ""), 5.0, list_slices), tell, answers.clear)
 
 
-@pytest.mark.parametrize("world", [json_file, toml_file, dns, kubernetes])
+def registrations(folder: Path) -> World:
+    known = Registrations(lambda: 0.0)
+
+    def tell(urls: Sequence[str]) -> None:
+        for url in set(known.engines) - set(urls):
+            known.remove(url)
+        for url in urls:
+            known.put(url, "prefill", 5.0)
+
+    return World(known, tell)
+
+
+@pytest.mark.parametrize("world", [json_file, toml_file, dns, kubernetes, registrations])
 def test_contract(world: Any, tmp_path: Path) -> None:
     asyncio.run(check_source(world(tmp_path)))
