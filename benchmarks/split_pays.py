@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 from fourhop.bench.claims import BARS, Calibration, claims_of, is_reached, plan_rates
-from fourhop.bench.compare import Lab, compare, open_lab, print_plan, run_line, write_report
+from fourhop.bench.compare import Lab, compare_all, open_lab, print_plan, write_report
 from fourhop.bench.comparison import CompareConfig, plan_run, plan_setups
 from fourhop.bench.findings import Findings
 from fourhop.bench.machine import describe_machine
@@ -66,7 +66,6 @@ async def calibrate(lab: Lab, config: CompareConfig, setups: list[Setup], model:
 async def measure(options: argparse.Namespace) -> int:
     config = config_of(options)
     setups = plan_setups(config, options.model)
-    runs = []
     async with open_lab(options.model, config.output_dir / "logs", config.num_warmups) as lab:
         calibration = await calibrate(lab, config, setups, options.model)
         rates = plan_rates(calibration, options.fractions)
@@ -76,17 +75,15 @@ async def measure(options: argparse.Namespace) -> int:
             config, goodput=calibration.limits(), request_rates=",".join(f"{rate:g}" for rate in rates.all())
         )
         print_plan(config, setups)
-        async for run in compare(lab, config, setups, options.model):
-            runs.append(run)
-            print(run_line(run), flush=True)
-    report = Report(config, options.model, Findings(runs), describe_machine())
+        outcome = await compare_all(lab, config, setups, options.model)
+    report = Report(config, options.model, Findings(outcome.runs), describe_machine())
     print("\n".join([comparison_table(report), "", goodput_table(report), ""]))
     claims = claims_of(report.findings, rates)
     print(claims_table(claims))
     for path in write_report(report, config.output_dir):
         print(f"written: {path}")
     print(json.dumps(claims | {"rounds": config.rounds, "machine": report.machine}))
-    return 130 if any(run.result.is_cut for run in runs) else 0
+    return outcome.status
 
 
 def claims_table(claims: dict[str, float | None]) -> str:
@@ -139,3 +136,5 @@ if __name__ == "__main__":
         sys.exit(asyncio.run(measure(parse(sys.argv[1:]))))
     except StartError as error:
         sys.exit(f"split_pays: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

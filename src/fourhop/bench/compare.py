@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from fourhop.bench import plot
 from fourhop.bench.comparison import CompareConfig, alternate, plan_run, plan_setups
 from fourhop.bench.findings import Findings, Measured
-from fourhop.bench.launch import running
+from fourhop.bench.launch import Site, running
 from fourhop.bench.machine import describe_machine
 from fourhop.bench.page import page
 from fourhop.bench.report import Report, comparison_json, comparison_table, goodput_table
 from fourhop.bench.result import Result
-from fourhop.bench.runs import Bench, Plan
+from fourhop.bench.runs import Bench, Plan, on_interrupt
 from fourhop.bench.serve import INTERRUPTED, write
 from fourhop.bench.setups import Setup
 from fourhop.bench.sweep import milliseconds
@@ -35,9 +36,13 @@ class Lab:
     logs: Path
     num_warmups: int
 
-    async def measure(self, setup: Setup, plans: Sequence[Plan]) -> AsyncIterator[Result]:
-        """Start the set-up, warm it up, run the plans one after another, end it. Raises StartError."""
-        async with running(setup, self.bench.session, self.logs) as site:
+    async def measure(self, setup: Setup, plans: Sequence[Plan]) -> AsyncGenerator[Result, None]:
+        """Start the set-up, warm it up, run the plans one after another, end it.
+
+        Raises StartError, and KeyboardInterrupt for Ctrl-C before the first run or after the last.
+        """
+        async with self._ended() as stack:
+            site = await self._start(setup, stack)
             for place, plan in enumerate(plans):
                 target = dataclasses.replace(plan.target, base_url=site.url, metrics_url=site.metrics_urls)
                 load = dataclasses.replace(plan.load, num_warmups=0 if place else self.num_warmups)
@@ -47,6 +52,28 @@ class Lab:
                 if result.is_cut:
                     return
 
+    @asynccontextmanager
+    async def _ended(self) -> AsyncIterator[AsyncExitStack]:
+        """What is begun inside is ended, whatever Ctrl-C says meanwhile."""
+        heard: list[bool] = []
+        stack = AsyncExitStack()
+        try:
+            yield stack
+        finally:
+            with on_interrupt(lambda: heard.append(True)):
+                await stack.aclose()
+        if heard:
+            raise KeyboardInterrupt
+
+    async def _start(self, setup: Setup, stack: AsyncExitStack) -> Site:
+        """Ctrl-C gives the start up, which ends what has begun."""
+        try:
+            async with asyncio.timeout(None) as patience:
+                with on_interrupt(lambda: patience.reschedule(0.0)):
+                    return await stack.enter_async_context(running(setup, self.bench.session, self.logs))
+        except TimeoutError:
+            raise KeyboardInterrupt from None
+
 
 @asynccontextmanager
 async def open_lab(model: str, logs: Path, num_warmups: int) -> AsyncIterator[Lab]:
@@ -55,42 +82,67 @@ async def open_lab(model: str, logs: Path, num_warmups: int) -> AsyncIterator[La
         yield Lab(Bench(session, model, model, open_vocabulary(model)), logs, num_warmups)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What was measured, and what ended it early: a set-up that did not start, or Ctrl-C."""
+
+    runs: list[Measured]
+    failure: StartError | None = None
+    is_cut: bool = False
+
+    @property
+    def status(self) -> int:
+        """The exit status; what failed is told."""
+        if self.failure is not None:
+            print(f"fourhop: {self.failure}; the report is of what was measured before", file=sys.stderr)
+            return 1
+        if self.is_cut:
+            return INTERRUPTED
+        return 0 if any(run.result.is_success for run in self.runs) else 1
+
+
 async def run_compare(model: str | None, config: CompareConfig) -> int:
     """Run everything, print the tables, write the report. Returns the exit status.
 
-    A set-up that fails to start, perhaps after hours, ends the comparison: the report is of what there is then.
     Raises StartError, before anything was measured.
     """
     model = model or config.resolve().model
     setups = plan_setups(config, model)
     print_plan(config, setups)
-    runs: list[Measured] = []
-    failure: StartError | None = None
     async with open_lab(model, config.output_dir / "logs", config.num_warmups) as lab:
-        try:
-            async for run in compare(lab, config, setups, model):
-                runs.append(run)
-                print(run_line(run), flush=True)
-        except StartError as error:
-            if not runs:
-                raise
-            failure = error
-    report = Report(config, model, Findings(runs), describe_machine())
+        outcome = await compare_all(lab, config, setups, model)
+    report = Report(config, model, Findings(outcome.runs), describe_machine())
     print(comparison_table(report))
     print()
     print(goodput_table(report))
     for path in write_report(report, config.output_dir):
         print(f"written: {path}")
-    if failure is not None:
-        print(f"fourhop: {failure}; the report is of what was measured before", file=sys.stderr)
-        return 1
-    if any(run.result.is_cut for run in runs):
-        return INTERRUPTED
-    return 0 if any(run.result.is_success for run in runs) else 1
+    return outcome.status
+
+
+async def compare_all(lab: Lab, config: CompareConfig, setups: Sequence[Setup], model: str) -> Outcome:
+    """All runs, with a line for each. What ends them early, perhaps after hours, does not undo those that are done.
+
+    Raises StartError or KeyboardInterrupt if none is.
+    """
+    runs: list[Measured] = []
+    try:
+        async for run in compare(lab, config, setups, model):
+            runs.append(run)
+            print(run_line(run), flush=True)
+    except StartError as error:
+        if not runs:
+            raise
+        return Outcome(runs, failure=error)
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+        return Outcome(runs, is_cut=True)
+    return Outcome(runs, is_cut=any(run.result.is_cut for run in runs))
 
 
 async def compare(lab: Lab, config: CompareConfig, setups: Sequence[Setup], model: str) -> AsyncIterator[Measured]:
-    """All runs, set-ups taking turns; ends early after Ctrl-C."""
+    """All runs, set-ups taking turns; ends early after Ctrl-C in one. Raises what `Lab.measure` does."""
     rates = config.resolve().rates
     for turn, setup in alternate(setups, config.rounds):
         plans = [

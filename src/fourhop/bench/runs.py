@@ -112,7 +112,7 @@ class Bench:
         progress = ProgressLine(title, num, lambda: client.num_open, is_shown=plan.shows_progress)
         with progress:
             driver = Driver(client, bodies, self.vocabulary, progress, options)
-            with _on_interrupt(driver.stop):
+            with on_interrupt(driver.stop):
                 return await driver.run(schedule)
 
     def _estimate(self, text: str) -> int:
@@ -191,7 +191,7 @@ async def _send(session: Session, target: TargetConfig, body: bytes, headers: di
 
 
 @contextmanager
-def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
+def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
     """Ctrl-C calls `stop`, once; the next one ends the program as usual."""
     loop = asyncio.get_running_loop()
 
