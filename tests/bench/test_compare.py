@@ -90,7 +90,10 @@ def test_ctrl_c_gives_up_a_start_and_waits_for_an_end(
         seen.append(here)
         if here == moment:
             signal.raise_signal(signal.SIGINT)
-            await (asyncio.Event().wait() if here == "start" else asyncio.sleep(0))
+            for _ in range(5):  # until the loop has heard of it
+                await asyncio.sleep(0)
+            if here == "start":
+                await asyncio.Event().wait()
 
     @asynccontextmanager
     async def running(*_: object) -> AsyncIterator[None]:
