@@ -115,7 +115,7 @@ class Worker:
     @property
     def is_usable(self) -> bool:
         """Whether it gets requests."""
-        return self.down is None and not self.rests
+        return self.down is None and not self.is_draining and not self.is_leaving
 
     @property
     def rests(self) -> bool:
