@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from fakes.stub_engine import Fault
 from fourhop.router.config import GoodputConfig
 from fourhop.router.degraded import CAUSES
 from fourhop.router.routes import health_route
-from fourhop.wire.errors import PeerError, TransferError
+from fourhop.wire.errors import ErrorBody, PeerError, PeerRefused, TransferError
 from fourhop.wire.generate import GenerateRequest, SamplingParams
 
 
@@ -137,5 +138,32 @@ def test_events_that_cannot_be_heard_are_told_until_the_engine_tells_no_more() -
             assert fleet.count("fourhop_router_fallbacks_total", cause="events_unheard") == 1
             caches.follow(fleet.router.fleet.workers["http://p0"])
             assert degraded(fleet) == set()
+
+    run(scenario())
+
+
+def test_a_request_that_goes_on_elsewhere_is_counted() -> None:
+    async def scenario() -> None:
+        async with bench(2, 1) as fleet:
+            for engine in fleet.prefill:
+                engine.faults = [Fault(0, PeerError("gone"))]
+            await ask(fleet)
+            assert fleet.count("fourhop_router_fallbacks_total", cause="retry_fault") == 2
+
+    run(scenario())
+
+
+def test_a_stream_that_cannot_move_is_counted_once_a_look() -> None:
+    async def scenario() -> None:
+        async with bench(1, 2) as fleet:
+            for engine in fleet.decode:
+                engine.migrate_error = PeerRefused(404, ErrorBody("no such path", "NotFound", None, 404))
+            request = GenerateRequest(token_ids=[1, 2, 3], sampling_params=SamplingParams(max_tokens=9))
+            async with aclosing(fleet.router.generate(request)) as chunks:
+                for _ in range(3):
+                    await anext(chunks)
+                (busy,) = [one.name for one in fleet.decode if one.num_open]
+                assert (await fleet.router.migration.drain(busy)).num_migrated == 0
+            assert fleet.count("fourhop_router_fallbacks_total", cause="not_moved") == 1
 
     run(scenario())

@@ -92,7 +92,7 @@ class Router:
         self.history = History(config.max_history)
         self.queue = Queue(goodput.max_queued)
         registry.register(StateCollector(self.fleet, self.ledger, self.leases, self.queue, self.degraded, wall_clock))
-        self.migration = Migration(self.fleet, self._runs)
+        self.migration = Migration(self.fleet, self._runs, self.metrics.fallbacks)
         registrations = Registrations(clock) if config.engines_join else None
         sources = [*sources_of(config), *([] if registrations is None else [registrations])]
         discovery = Discovery(config.listed, sources, self._sleep)

@@ -18,6 +18,7 @@ from fourhop.router.fleet import Fleet
 from fourhop.router.run import Run
 from fourhop.router.worker import Worker
 from fourhop.service import json_response, read_body
+from fourhop.service.fallbacks import Fallbacks
 from fourhop.tokens.worker import ID_PREFIX, MIGRATE_PATH
 from fourhop.wire.errors import ClientError, FourhopError, NotFound, PeerRefused
 from fourhop.wire.worker import MigrateAnswer
@@ -54,9 +55,10 @@ class MoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Migration:
     """`runs` gives every open run with its client's request id."""
 
-    def __init__(self, fleet: Fleet, runs: Callable[[], Iterable[tuple[str, Run]]]) -> None:
+    def __init__(self, fleet: Fleet, runs: Callable[[], Iterable[tuple[str, Run]]], fallbacks: Fallbacks) -> None:
         self._fleet = fleet
         self._runs = runs
+        self._fallbacks = fallbacks
 
     async def drain(self, name: str) -> DrainAnswer:
         """Give an engine no more work, and move what it decodes to others. What has nowhere to go ends where it is."""
@@ -76,7 +78,7 @@ class Migration:
             try:
                 await self.move_from(worker)
             except FourhopError as error:
-                log.warning("engine %s did not move its requests: %s", worker.name, error.message)
+                self._fallbacks.note("not_moved", f"{worker.name} keeps its streams: {error.message}")
 
     async def undrain(self, name: str) -> DrainAnswer:
         worker = self._worker(name, "worker")
@@ -114,7 +116,7 @@ class Migration:
         except PeerRefused as error:
             if error.status != 404:
                 raise
-            log.warning("engine %s cannot move its requests", worker.name)
+            self._fallbacks.note("not_moved", f"{worker.name} cannot move its streams")
             return 0
 
     def _leaving(self, worker: Worker) -> list[Run]:

@@ -239,7 +239,8 @@ class Split:
                 raise error
             run.num_retries += 1
         self.metrics.retries.labels(verdict.name.lower()).inc()
-        log.warning("request %s left %s: %s", run.request.request_id, leg.worker.name, error.message)
+        what = f"request {run.request.request_id} left {leg.worker.name}: {error.message}"
+        self.metrics.fallbacks.note(f"retry_{verdict.name.lower()}", what)
 
     def _must_wait(self, run: Run, leg: Leg) -> bool:
         """True if the back-pressure of one side would fall on the other: the client is to come back later.
