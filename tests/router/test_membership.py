@@ -43,7 +43,6 @@ def test_an_engine_leaves_at_any_token_and_the_stream_goes_on(num_read: int) -> 
             assert D1 not in one.router.fleet.workers
             assert one.router.discovery.wanted() == {P0: "prefill", D0: "decode"}
             assert one.registry.get_sample_value("fourhop_router_engine_up", {"engine": D1, "role": "decode"}) is None
-            assert one.router.conversations.index.held([]) == {}
             await ask(one.router)
             await one.settle()
 
@@ -226,5 +225,44 @@ def test_a_fleet_may_grow_and_shrink_over_the_size_from_which_it_is_kept_in_orde
             assert list(one.router.fleet.workers) == [P0, D0]
             await ask(one.router)
             await one.settle()
+
+    run(scenario())
+
+
+def test_engines_of_a_large_fleet_leave_and_come_again() -> None:
+    """A choice among many looks at those with the least to do (`ranks`): one that left must not be among them."""
+    urls = [f"http://x{number}" for number in range(6)]
+
+    async def scenario() -> None:
+        async with bench(1, 1, engines_join=True) as one:
+            for url in urls:
+                one.start(url, "prefill")
+            for _ in range(2):
+                for url in urls:
+                    await join_and_see(one, url, "prefill")
+                    await ask(one.router)
+                for url in urls:
+                    await leave(one, url)
+                    await tidy(one)
+                    assert url not in one.router.fleet.workers
+                    await ask(one.router)
+            await one.settle()
+            assert set(one.router.fleet.workers) == {P0, D0}
+
+    run(scenario())
+
+
+def test_a_look_at_an_engine_that_left_is_over() -> None:
+    """Its connections are cut: nobody waits for the answer of one that is gone."""
+
+    async def scenario() -> None:
+        async with bench(1, 1, engines_join=True) as one:
+            engine = one.start(D1, "decode")
+            await join_and_see(one, D1, "decode")
+            cuts: list[str] = []
+            engine.cut = lambda: cuts.append(D1)  # type: ignore[method-assign]
+            await leave(one, D1)
+            await tidy(one)
+            assert cuts == [D1]
 
     run(scenario())
