@@ -166,13 +166,14 @@ async def run_router(
     siblings: Siblings | None = None,
 ) -> None:
     """A router alone."""
-    from fourhop.router.app import create
+    from fourhop.router.server import create, nobody
 
     registry = CollectorRegistry()
+    others = nobody if siblings is None else partial(siblings.hear, "/health")
+    if siblings is not None and goodput.api_keys is not None:
+        log.warning("the limits of --api-keys hold for each of the %d workers", len(siblings.doors))
     with service.open_traces(tracing, registry) as tracer_of:
-        app = create(config, goodput, server, registry, tracer_of("router"))
-        if siblings is not None and goodput.api_keys is not None:
-            log.warning("the limits of --api-keys hold for each of the %d workers", len(siblings.doors))
+        app = create(config, goodput, server, registry, tracer_of("router"), others)
         await _serve(app, server, listener, started, siblings)
 
 

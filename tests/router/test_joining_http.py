@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from contracts.token_server import finishes_of, tokens_of
 from fakes.serving import serving
 from fakes.toy_fleet import SlowRunner, ToyServer
-from fourhop.router.app import create
 from fourhop.router.config import GoodputConfig, RouterConfig
+from fourhop.router.server import create
 from fourhop.service import ServerConfig
 from fourhop.tokens.client import RemoteTokenServer
 from fourhop.tokens.connection import open_session

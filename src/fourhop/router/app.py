@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, as
 
 import msgspec
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
 
 from fourhop.router.admission import Queue
 from fourhop.router.caches import Caches
@@ -24,7 +23,6 @@ from fourhop.router.discovery.registrations import Registrations
 from fourhop.router.discovery.sources import sources_of
 from fourhop.router.fleet import Fleet
 from fourhop.router.gate import Gate
-from fourhop.router.guard import guard, with_admin
 from fourhop.router.handover import Handover
 from fourhop.router.history import History
 from fourhop.router.housekeeping import Housekeeping
@@ -39,11 +37,9 @@ from fourhop.router.policy import EngineRole
 from fourhop.router.progress import Progress
 from fourhop.router.records import Record
 from fourhop.router.release import Releaser
-from fourhop.router.routes import health_route, router_routes
 from fourhop.router.run import Run
 from fourhop.router.split import Split
 from fourhop.router.worker import Worker
-from fourhop.service import ServerConfig, create_app
 from fourhop.service.logs import event
 from fourhop.service.tracing import Tracer
 from fourhop.tokens.choices import merge_choices, split_choices, with_seed
@@ -270,22 +266,3 @@ class Router:
             record.trace(record.hop)
         if request_log.isEnabledFor(logging.INFO):
             request_log.info(event("request", **record.line(ended_s)))
-
-
-def create(
-    config: RouterConfig,
-    goodput: GoodputConfig,
-    server: ServerConfig,
-    registry: CollectorRegistry,
-    tracer: Tracer | None = None,
-) -> Starlette:
-    """The app of a router process."""
-    router = Router(config, goodput, registry=registry, tracer=tracer)
-    app = create_app(
-        routes=[*router_routes(router), health_route(router)],
-        config=with_admin(server, goodput),
-        registry=registry,
-        resources=router.running,
-    )
-    guard(app, goodput)
-    return app

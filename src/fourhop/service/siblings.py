@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +54,12 @@ class Siblings:
 
     def is_shared(self, path: str) -> bool:
         return path == METRICS_PATH or path.startswith(self.shared)
+
+    async def hear(self, path: str) -> list[bytes]:
+        """What the others answer there, well or not; nothing from those that do not."""
+        others = [port for number, port in enumerate(self.ports) if number != self.number]
+        answers = await asyncio.gather(*(ask(port, "GET", path) for port in others))
+        return [answer.body for answer in answers if answer is not None]
 
 
 @contextmanager
@@ -107,7 +113,12 @@ class Together:
         if own.status not in (200, 404):  # refused: the others would refuse it as well
             return _response(own)
         others = [number for number in range(len(self._ports)) if number != self._siblings.number]
-        asked = await asyncio.gather(*(self._ask(number, scope, body) for number in others))
+        given = Headers(scope=scope)
+        headers = {name: given[name] for name in PASSED_ON if name in given} | {"accept": "text/plain"}
+        path = scope["raw_path"].decode()
+        asked = await asyncio.gather(
+            *(ask(self._ports[number], scope["method"], path, headers, body) for number in others)
+        )
         answers = dict(sorted([(self._siblings.number, own), *zip(others, asked, strict=True)]))
         if scope["path"] == METRICS_PATH:
             texts = {number: None if one is None else one.body.decode() for number, one in answers.items()}
@@ -138,24 +149,24 @@ class Together:
         await self._app({**scope, "headers": headers + plain}, receive, answer.take)
         return answer
 
-    async def _ask(self, number: int, scope: Scope, body: bytes) -> Answer | None:
-        """A sibling's answer; None if it gives none."""
-        import aiohttp
-        from yarl import URL
 
-        given = Headers(scope=scope)
-        headers = {name: given[name] for name in PASSED_ON if name in given} | {"accept": "text/plain"}
-        url = URL(f"http://127.0.0.1:{self._ports[number]}{scope['raw_path'].decode()}", encoded=True)
-        timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session,
-                session.request(scope["method"], url, data=body, headers=headers) as answer,
-            ):
-                told = await answer.read()
-        except (aiohttp.ClientError, TimeoutError):
-            return None
-        return Answer(answer.status, [(name.lower(), value) for name, value in answer.raw_headers], told)
+async def ask(
+    port: int, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+) -> Answer | None:
+    """What the process answers whose door this is; None if it answers nothing."""
+    import aiohttp
+    from yarl import URL
+
+    url, timeout = URL(f"http://127.0.0.1:{port}{path}", encoded=True), aiohttp.ClientTimeout(total=PATIENCE_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session,
+            session.request(method, url, data=body, headers=headers) as answer,
+        ):
+            told = await answer.read()
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+    return Answer(answer.status, [(name.lower(), value) for name, value in answer.raw_headers], told)
 
 
 def merged(answers: Sequence[Answer], own: Answer) -> Response:
