@@ -19,7 +19,7 @@ NUM_AT_ONCE = 2
 NO_TESTS = 5
 """pytest's exit status where a part has no test."""
 
-FIRST = ("flows/test_same_tokens.py", "frontend", "engine", "flows/test_kills.py", "faults", "bench")
+FIRST = ("flows/test_same_tokens.py", "router", "frontend", "engine", "flows/test_kills.py", "faults", "bench")
 """The longest parts, which begin first so that they do not end last."""
 
 NOT_PARTS = ("fakes", "contracts", "flows")

@@ -87,6 +87,8 @@ class ToyServer:
         assert self._server is not None and self._life is not None
         for server in self._server.servers:
             server.close()
+        for _ in range(3):  # what was accepted just now is known to the server some turns of the loop later
+            await asyncio.sleep(0)
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
         for task in list(self._server.server_state.tasks):

@@ -257,7 +257,7 @@ def test_an_engine_that_is_killed_loses_nobodys_tokens(side: str, num_read: int)
     async def scenario() -> None:
         async with toy_fleet(2, 2, runner=SlowRunner) as fleet:
             prompts = [prompt_of(40, start) for start in (20, 30, 40, 50)]
-            streams = [fleet.router.generate(ask(prompt, 200)) for prompt in prompts]
+            streams = [fleet.router.generate(ask(prompt, 80)) for prompt in prompts]
             readers = [asyncio.create_task(first_tokens(stream, max(1, num_read))) for stream in streams]
             if num_read:
                 await asyncio.wait(readers)
@@ -267,7 +267,7 @@ def test_an_engine_that_is_killed_loses_nobodys_tokens(side: str, num_read: int)
             await dying.kill()
             for reader, stream, prompt in zip(readers, streams, prompts, strict=True):
                 received = await reader + [chunk async for chunk in stream]
-                assert tokens_of(received) == toy_output(prompt, 200)
+                assert tokens_of(received) == toy_output(prompt, 80)
                 assert finishes_of(received) == ["length"]
             await dying.start()
             await fleet.settle()

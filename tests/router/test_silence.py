@@ -44,8 +44,7 @@ async def engine() -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
         await process.communicate()
 
 
-@pytest.mark.parametrize("silent", [0, 2])
-@pytest.mark.parametrize("num_tokens", [0, 5])
+@pytest.mark.parametrize(("silent", "num_tokens"), [(0, 0), (2, 5)])
 def test_a_stopped_engine_keeps_no_request(silent: int, num_tokens: int) -> None:
     """All four streams end with their tokens, at another engine, and the stopped one is used again when it goes on."""
     prompts = [[20 + (7 * place + number) % 80 for place in range(60)] for number in range(4)]
