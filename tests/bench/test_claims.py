@@ -33,6 +33,7 @@ def test_the_split_is_held_against_the_best_replicas() -> None:
     claims = claims_of(Findings(runs()), RATES)
     assert claims["p99_itl_ratio"] == pytest.approx((4 + 8) / 2)
     assert claims["p99_itl_ratio_tuned"] == pytest.approx((2 + 4) / 2)
+    assert claims["worst_itl_ratio"] == pytest.approx((4 + 8) / 2)
     assert claims["ttft_ratio"] == pytest.approx(1.1)
     assert claims["auto_ttft_ratio"] == pytest.approx(1.25)
     assert claims["auto_p99_itl_ratio"] == pytest.approx(8)
