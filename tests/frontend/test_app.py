@@ -556,10 +556,11 @@ def test_health_tells_what_is_down(folder: Path) -> None:
     async def health() -> str | None:
         return reasons.pop(0)
 
-    app = frontend(folder, script(), health=health)
+    details = {"degraded": {"no_decode": 5.0}}
+    app = frontend(folder, script(), health=health, details=lambda: details)
     down = asyncio.run(get("/health").run(app))
-    assert answer(down, 503) == {"status": "unavailable", "reason": "the decode engine is down"}
-    assert answer(asyncio.run(get("/health").run(app))) == {"status": "ok"}
+    assert answer(down, 503) == {"status": "unavailable", "reason": "the decode engine is down", **details}
+    assert answer(asyncio.run(get("/health").run(app))) == {"status": "ok", **details}
 
 
 def test_models(folder: Path) -> None:
