@@ -5,12 +5,13 @@ The engine's modules, and torch with them, are imported by those that run an eng
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,12 +38,16 @@ from fourhop.tokens.traced import traced
 from fourhop.tokens.upstream import Upstream
 from fourhop.tokens.worker import ABORT_PATH, MIGRATE_PATH, RemoteWorker
 from fourhop.wire.errors import PeerError, StartError
+from fourhop.wire.worker import WorkerInfo
 
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from fourhop.engine.server import Engine
 
+
+IDLE_LOOK_S = 0.05
+"""Between two looks whether an engine that stops has anything left."""
 
 ROUTER_SHARED_PATHS = ("/router/", ABORT_PATH, MIGRATE_PATH)
 """What all processes of a router are told, or asked: engines that drain, requests of which one of them has each."""
@@ -222,8 +227,26 @@ async def run_engine(
 
             app = create(engine, server, registry, tracer_of("engine"))
             member = await stack.enter_async_context(registration(join, url))
-            await service.serve(app, server, listener=listener, started=member.start, stopping=member.leave)
+
+            async def stopping() -> None:
+                if join.join:
+                    await member.leave()
+                    await until_idle(engine, server.drain_timeout_s)
+
+            await service.serve(app, server, listener=listener, started=member.start, stopping=stopping)
             _check(engine)
+
+
+async def until_idle(engine: Engine, timeout_s: float) -> None:
+    """Until an engine that has left its routers has nothing to do and holds nothing for others, or has failed."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while engine.loop.failure is None and _is_busy(engine.info()):  # noqa: ASYNC110 (it does not tell)
+                await asyncio.sleep(IDLE_LOOK_S)
+
+
+def _is_busy(info: WorkerInfo) -> bool:
+    return info.num_running > 0 or info.num_waiting > 0 or info.num_held_blocks > 0
 
 
 async def _open_engine(

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 import httpx
@@ -110,6 +110,23 @@ def test_what_is_to_be_done_before_the_end_is_done_while_the_server_still_answer
 
     asyncio.run(main())
     assert told == [200]
+
+
+def test_a_second_signal_or_a_bug_ends_what_is_done_before_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(stopping: Callable[[], Awaitable[None]]) -> None:
+        await serve(Server().app, ServerConfig(port=0), started=stop, stopping=stopping)
+
+    async def hangs() -> None:
+        stop()
+        await asyncio.Event().wait()
+
+    async def fails() -> None:
+        raise KeyError("a bug")
+
+    asyncio.run(main(hangs))
+    assert not caplog.records
+    asyncio.run(main(fails))
+    assert [record.getMessage() for record in caplog.records] == ["what is done before the end failed"]
 
 
 def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event() -> None:

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+HURRY_S = 0.1
+"""Between two looks for a second signal."""
+
 KEEP_ALIVE_S = 75
 """Longer than our clients keep an idle connection, so that a server never closes one as a request arrives on it."""
 
@@ -97,8 +100,8 @@ async def serve(
     """Serve until SIGINT or SIGTERM, then drain.
 
     1. take the port (or use the `listener` that `bind` took earlier), 2. open the app's resources, 3. listen, call
-    `started`; at a signal 4. await `stopping`, which ends within seconds, and stop listening, 5. let open requests
-    finish for `drain_timeout_s`, then end them with an error, 6. close the resources. A second SIGINT skips the wait.
+    `started`; at a signal 4. await `stopping`, which ends by itself, and stop listening, 5. let open requests finish
+    for `drain_timeout_s`, then end them with an error, 6. close the resources. A second SIGINT skips both waits.
     `door` is listened on as well. Raises StartError.
     """
     listener = listener or bind(config)
@@ -149,8 +152,18 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._on_stopping is not None:
-            await self._on_stopping()
+            await self._until_hurried(self._on_stopping())
         await super().shutdown(sockets)
+
+    async def _until_hurried(self, work: Awaitable[None]) -> None:
+        """Wait for it, but not beyond a second signal. What it fails at keeps no server from its end."""
+        task = asyncio.ensure_future(work)
+        while not task.done() and not self.force_exit:
+            await asyncio.wait([task], timeout=HURRY_S)
+        task.cancel()
+        (failure,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(failure, Exception):
+            log.error("what is done before the end failed", exc_info=failure)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
