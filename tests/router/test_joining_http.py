@@ -52,7 +52,7 @@ async def scenario() -> None:
 
         members = []
         for server in servers:
-            join = JoinConfig((url,), "decode", join_interval_s=0.2, join_key="root")
+            join = JoinConfig((url,), "decode", join_interval_s=2.0, join_key="root")
             members.append(await stack.enter_async_context(registration(join, server.url)))
         members[0].start()
         await until(client, {servers[0].url})
