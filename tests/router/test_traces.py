@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -79,7 +80,9 @@ def hops(told: list[Span]) -> dict[str, Span]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_spans_of_all_hops_hang_together(folder: Path, stream: bool) -> None:
+def test_spans_of_all_hops_hang_together(folder: Path, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fourhop.request")
+
     async def scenario(app: Starlette, fleet: Bench, told: list[Span]) -> None:
         assert (await chat(app, CLIENT.header, stream=stream)).status == 200
         frontend, router = hops(told)["frontend"], hops(told)["router"]
@@ -96,6 +99,8 @@ def test_spans_of_all_hops_hang_together(folder: Path, stream: bool) -> None:
         inside = {span.name for span in told if span.parent == router.context and not span.is_hop}
         assert {"queue", "placement", "finish"} <= inside
         assert {"render", "first_token", "decode"} <= {span.name for span in told if span.parent == frontend.context}
+        lines = [record.getMessage() for record in caplog.records if record.name == "fourhop.request"]
+        assert len(lines) == 2 and all(f"trace_id={CLIENT.trace_id:032x}" in line for line in lines)
 
     run(folder, scenario)
 

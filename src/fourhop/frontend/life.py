@@ -92,6 +92,7 @@ class Life:
                 prompt_tokens=self.num_prompt_tokens,
                 completion_tokens=self.num_completion_tokens,
                 **moments,
+                trace_id=None if self._hop is None else self._hop.trace_id,
             )
         )
 

@@ -68,6 +68,7 @@ class Record:
             **{f"{name}_ms": f"{at_s * 1000:.1f}" for name, at_s in moments.items() if name != Moment.RECEIVED},
             "finished_ms": f"{ended_s * 1000:.1f}",
             "error": None if self.error is None else self.error.message,
+            "trace_id": None if self.hop is None else self.hop.trace_id,
         }
 
     def story(self, ended_s: float) -> Story:

@@ -102,6 +102,11 @@ class Hop:
         """What the next hop is told."""
         return self.context.header
 
+    @property
+    def trace_id(self) -> str:
+        """As it is written in logs."""
+        return f"{self.context.trace_id:032x}"
+
     def end(
         self, name: str, lives: Iterable[Mapping[str, float]], attributes: Attributes, *, has_failed: bool = False
     ) -> None:
