@@ -67,3 +67,14 @@ def test_a_rate_falls_when_nothing_comes() -> None:
         arrivals.note(1.0, number * 0.5)
     assert arrivals.rate(9.5) == pytest.approx(2.0)
     assert arrivals.rate(1009.5) < 0.02
+
+
+def test_an_announced_prompt_has_its_place_and_its_going_changes_no_other() -> None:
+    backlog = Backlog()
+    backlog.expect_prompt("first", 2.0, 0.0, stays=False)
+    backlog.announce_prompt("second", 3.0, 1.0)
+    assert backlog.wait_s(1.5) == 2.0 - 1.5 + 3.0
+    backlog.withdraw_prompt("second")
+    backlog.withdraw_prompt("second")
+    assert backlog.wait_s(1.5) == 0.5
+    assert backlog.arrivals.rate(1.5) == 0.0, "only what is sent arrives"

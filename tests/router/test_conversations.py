@@ -10,6 +10,7 @@ import pytest
 from contracts.token_server import chunks_of, tokens_of, until
 from fakes.fleet import Bench, bench
 from fakes.stub_engine import Fault, next_token
+from fourhop.router.config import GoodputConfig
 from fourhop.router.ledger import HoldState
 from fourhop.wire.errors import FourhopError, PeerError
 from fourhop.wire.generate import GenerateRequest, SamplingParams
@@ -195,5 +196,41 @@ def test_wherever_there_is_a_choice_a_prompt_goes_where_its_beginning_is(num_pre
                 await chunks_of(one.router, ask([*range(40), number], max_tokens=3))
             side = one.prefill or one.decode
             assert sorted(len(engine.requests) for engine in side) == [0] * (len(side) - 1) + [6]
+
+    run(scenario())
+
+
+def test_who_waits_for_a_ticket_keeps_nobody_from_being_let_in() -> None:
+    """With targets requests are let in one by one: a prompt has its place before its beginning is asked for."""
+
+    async def scenario() -> None:
+        async with bench(goodput=GoodputConfig(ttft_ms=60_000.0), prefix_timeout_s=60.0) as one:
+            second = await first_turn(one)
+            one.decode[0].prefix_tokens, one.decode[0].prefix_gate = 48, asyncio.Event()
+            waiting = asyncio.create_task(chunks_of(one.router, ask(second)))
+            await until(lambda: len(one.decode[0].prefixes) == 1)
+            assert len(one.router.fleet.workers["http://p0"].backlog.prompts) == 1
+            await asyncio.gather(*(chunks_of(one.router, ask([90 + number] * 5, 2)) for number in range(5)))
+            assert not waiting.done()
+            one.decode[0].prefix_gate.set()
+            await waiting
+            await one.settle()
+            assert not one.router.fleet.workers["http://p0"].backlog.prompts
+
+    run(scenario())
+
+
+def test_who_leaves_while_it_waits_for_a_ticket_leaves_its_place() -> None:
+    async def scenario() -> None:
+        async with bench(goodput=GoodputConfig(ttft_ms=60_000.0), prefix_timeout_s=60.0) as one:
+            second = await first_turn(one)
+            one.decode[0].prefix_tokens, one.decode[0].prefix_gate = 48, asyncio.Event()
+            waiting = asyncio.create_task(chunks_of(one.router, ask(second)))
+            await until(lambda: len(one.decode[0].prefixes) == 1)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            assert not one.router.fleet.workers["http://p0"].backlog.prompts
+            one.decode[0].prefix_gate.set()
+            await one.settle()
 
     run(scenario())

@@ -57,13 +57,21 @@ class Backlog:
     _prompts_s: float = 0.0
     _head_since_s: float = 0.0
 
-    def expect_prompt(self, key: Hashable, seconds: float, now_s: float, *, stays: bool) -> None:
-        """A prompt was sent, which is expected to take so long when its turn comes. If it stays, a stream follows."""
+    def announce_prompt(self, key: Hashable, seconds: float, now_s: float) -> None:
+        """A prompt will be sent, which is expected to take so long when its turn comes."""
         if not self.prompts:
             self._head_since_s, self._prompts_s = now_s, 0.0
-        self.arrivals.note(seconds, now_s)
         self.prompts[key] = seconds
         self._prompts_s += seconds
+
+    def withdraw_prompt(self, key: Hashable) -> None:
+        """An announced prompt is sent now, or will not be. The one that is being computed goes on."""
+        self._prompts_s -= self.prompts.pop(key, 0.0)
+
+    def expect_prompt(self, key: Hashable, seconds: float, now_s: float, *, stays: bool) -> None:
+        """A prompt was sent. If it stays, a stream follows."""
+        self.announce_prompt(key, seconds, now_s)
+        self.arrivals.note(seconds, now_s)
         if stays:
             self.staying.add(key)
 

@@ -56,7 +56,7 @@ class Placer:
 
     def place(self, run: Run) -> Placement | None:
         """Where a run starts; None if no engine is there."""
-        self.progress.unreserve(run)
+        self.progress.leave(run)
         chooses = self.config.placement == "auto" and self.is_informed
         num_prefill = self.fleet.num_prefill
         has_choice = chooses or max(num_prefill, len(self.fleet.workers) - num_prefill) > 1

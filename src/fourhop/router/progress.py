@@ -41,10 +41,20 @@ class Progress:
         """Tokens that an engine has to compute before the first that it makes, if its cache has what it is said to."""
         return max(1, len(run.request.token_ids) + run.num_output - int(num_cached * worker.costs.cache_trust))
 
+    def announce(self, run: Run, worker: Worker) -> None:
+        """The run's prompt will be sent to this engine: it has its place there, so that others need not wait for it."""
+        if self.watches:
+            seconds = worker.costs.prefill.at(self.num_new_tokens(run, worker, 0))
+            worker.backlog.announce_prompt(run, seconds, self.clock())
+            run.announced = worker
+        if run.on_placed is not None:
+            run.on_placed()
+
     def sent(self, run: Run, leg: Leg) -> None:
         """A leg is on its way to its engine."""
         if not self.watches:
             return
+        self._withdraw(run)
         backlog, costs = leg.worker.backlog, leg.worker.costs
         leg.busy_before_s, leg.is_alone = costs.busy_s, not backlog.prompts
         if leg.kind != "decode":
@@ -104,6 +114,16 @@ class Progress:
         worker.backlog.expect_stream(run, ready_at_s)
         if run.is_late:
             worker.backlog.mark_late(run)
+
+    def leave(self, run: Run) -> None:
+        """The run is placed no more."""
+        self._withdraw(run)
+        self.unreserve(run)
+
+    def _withdraw(self, run: Run) -> None:
+        if run.announced is not None:
+            run.announced.backlog.withdraw_prompt(run)
+            run.announced = None
 
     def unreserve(self, run: Run) -> None:
         if run.reserved is not None:

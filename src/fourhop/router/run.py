@@ -85,6 +85,7 @@ class Run:
     of the tokens so far (`prefixes`), each over `num_page_tokens`, `links` those of the prompt's blocks (`cacheindex`).
     `told` is what was decided and when, for who asks later (`history`), `without_kv` why the last ticket was given up.
     `leaves` is an engine that asked for the run to go on elsewhere, `wanted` the one that it shall go to.
+    `announced` has a place for its prompt, `reserved` one for its stream.
     """
 
     request: GenerateRequest
@@ -112,6 +113,7 @@ class Run:
     excluded: frozenset[str] = frozenset()
     num_retries: int = 0
     reserved: Worker | None = None
+    announced: Worker | None = None
     is_late: bool = False
     forecast: Placement | None = None
     on_placed: Callable[[], None] | None = None

@@ -95,6 +95,7 @@ class Split:
         worker = self.fleet.workers[placement.engine]
         if not placement.is_split:
             return self._leg(run, "whole", worker, None)
+        self.progress.announce(run, worker)
         prefix = None if run.owes_prompt_logprobs else await self.conversations.find(run, worker)
         if self.fleet.find(worker.name) is not worker:  # it left meanwhile
             return await self._start(run)
@@ -260,7 +261,7 @@ class Split:
         """The run is over: nothing that it asked of any engine goes on."""
         self.handover.releaser.leave(run.hold)
         self.conversations.leave(run)
-        self.progress.unreserve(run)
+        self.progress.leave(run)
         await self._drop_ahead(run)
 
 
