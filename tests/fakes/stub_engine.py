@@ -75,6 +75,7 @@ class StubEngine:
     model: str = "toy"
     fingerprint: str = "weights-1"
     connector: str | None = "local"
+    window: int = WINDOW
     eos_at: int | None = None
     peers: dict[str, StubEngine] = field(default_factory=dict)
     faults: list[Fault | None] = field(default_factory=list)
@@ -127,7 +128,7 @@ class StubEngine:
             role=self.role,
             fingerprint=self.fingerprint,
             connector=self.connector,
-            max_model_len=WINDOW,
+            max_model_len=self.window,
             vocab_size=VOCAB_SIZE,
             block_size=16,
             num_blocks=100,

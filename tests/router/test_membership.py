@@ -8,12 +8,13 @@ from contextlib import aclosing
 
 import pytest
 
-from contracts.token_server import finishes_of, tokens_of, until
-from fakes.fleet import bench
+from contracts.token_server import chunks_of, finishes_of, tokens_of, until
+from fakes.fleet import Bench, bench
 from fakes.joining import D0, D1, P0, P1, REQUEST, ask, expected, join, join_and_see, leave, tidy
 from fourhop.router.ledger import HoldState
 from fourhop.router.prefixes import Holder
 from fourhop.wire.errors import ClientError, PeerError
+from fourhop.wire.generate import GenerateRequest, SamplingParams
 
 
 def run(scenario: Coroutine[None, None, None]) -> None:
@@ -264,5 +265,34 @@ def test_a_look_at_an_engine_that_left_is_over() -> None:
             await leave(one, D1)
             await tidy(one)
             assert cuts == [D1]
+
+    run(scenario())
+
+
+def test_what_a_request_may_ask_for_is_what_every_engine_can_take() -> None:
+    """As engines join, leave, and start anew with another model's window."""
+
+    async def refused(one: Bench, num_prompt: int) -> bool:
+        params = SamplingParams(max_tokens=2, seed=1)
+        try:
+            await chunks_of(one.router, GenerateRequest(token_ids=[1] * num_prompt, sampling_params=params))
+        except ClientError:
+            return True
+        return False
+
+    async def scenario() -> None:
+        async with bench(1, 1, engines_join=True) as one:
+            assert not await refused(one, 20)
+            engine = one.start(D1, "decode")
+            engine.window = 16
+            await join_and_see(one, D1, "decode")
+            assert await refused(one, 20)
+            engine.window = 64
+            await one.router.fleet.look(one.router.fleet.workers[D1])
+            assert not await refused(one, 20) and await refused(one, 63)
+            await leave(one, D1)
+            await tidy(one)
+            assert not await refused(one, 63)
+            await one.settle()
 
     run(scenario())

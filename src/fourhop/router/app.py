@@ -127,6 +127,7 @@ class Router:
         self._draw_seed = draw_seed
         self._tracer = tracer
         self._records: set[Record] = set()
+        self._limited_at = -1
         self._resources = AsyncExitStack()
 
     async def start(self) -> None:
@@ -222,17 +223,16 @@ class Router:
 
     def _limits(self) -> Limits:
         """What every engine of the fleet can take, as far as they have said."""
-        workers = self.fleet.workers.values()
-        infos = [worker.info for worker in workers if worker.info is not None]
-        stock = [worker.control.served for worker in workers if worker.info is None]
-        windows = [info.max_model_len for info in infos]
-        windows += [served.max_model_len for served in stock if served and served.max_model_len is not None]
-        return Limits(
-            vocab_size=min((info.vocab_size for info in infos), default=None),
-            max_model_len=min(windows, default=None),
-            max_num_choices=self.config.max_num_choices,
-            max_logprobs=self.config.max_logprobs,
-        )
+        if self._limited_at != self.fleet.num_changes:
+            self._limited_at = self.fleet.num_changes
+            sizes = [worker.sizes for worker in self.fleet.workers.values()]
+            self._known_limits = Limits(
+                vocab_size=min((one.vocab_size for one in sizes if one.vocab_size is not None), default=None),
+                max_model_len=min((one.max_model_len for one in sizes if one.max_model_len is not None), default=None),
+                max_num_choices=self.config.max_num_choices,
+                max_logprobs=self.config.max_logprobs,
+            )
+        return self._known_limits
 
     async def abort(self, request_ids: list[str]) -> None:
         """End requests by the client's id: their engines are told, and end them with the finish reason "abort".

@@ -33,7 +33,8 @@ class Fleet:
 
     All have one model, that of the first engine that is up: what one began another may have to go on with.
     One that was neither seen nor heard for `dead_after_s` is given up: whatever waits for it ends in PeerTimeout.
-    `on_up` is awaited with each engine that comes up or turns out to live a new life.
+    `on_up` is awaited with each engine that comes up or turns out to live a new life. `num_changes` counts changes of
+    which engines there are and what they can take.
     """
 
     config: RouterConfig
@@ -42,6 +43,7 @@ class Fleet:
     on_up: Callable[[Worker], Awaitable[None]] | None = None
     workers: dict[str, Worker] = field(default_factory=dict)
     num_given_up: int = 0
+    num_changes: int = 0
     costs: EngineCosts = field(default_factory=EngineCosts)
     arrivals: Arrivals = field(default_factory=Arrivals)
     num_prefill: int = 0
@@ -97,6 +99,7 @@ class Fleet:
 
     def _order(self) -> None:
         """Count the engines, and keep them in order while there are many."""
+        self.num_changes += 1
         self.num_prefill = sum(worker.role == "prefill" for worker in self.workers.values())
         for worker in self.workers.values():
             worker.ranks = self.ranks if self.is_large else None
@@ -199,6 +202,9 @@ class Fleet:
         if is_new:
             log.warning("engine %s restarted", worker.name)
         worker.info = info
+        if worker.sizes != worker.known_sizes:
+            worker.known_sizes = worker.sizes
+            self.num_changes += 1
         worker.rank()
         if self._compare(worker):
             return

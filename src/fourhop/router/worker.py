@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fourhop.router.backlog import Backlog
 from fourhop.router.costs import EngineCosts
@@ -43,6 +43,16 @@ class Control(Protocol):
     def cut(self) -> None: ...
 
 
+class Sizes(NamedTuple):
+    """Tokens in an engine's vocabulary, and in its longest sequence; None where it tells none."""
+
+    vocab_size: int | None = None
+    max_model_len: int | None = None
+
+
+UNTOLD = Sizes()
+
+
 @dataclass
 class Worker:
     """One engine. `down` says why it gets no requests, None when it does; a draining one is well but gets none either,
@@ -60,6 +70,7 @@ class Worker:
     handoff: Name | None = None
     endpoint: Endpoint = field(default_factory=Endpoint)
     info: WorkerInfo | None = None
+    known_sizes: Sizes = UNTOLD
     down: str | None = "not seen yet"
     is_draining: bool = False
     is_leaving: bool = False
@@ -97,6 +108,14 @@ class Worker:
         """Take the place among the fleet's engines that this one has by what it does."""
         if self.ranks is not None:
             self.ranks.put(self.name, (self.role, self.exchange), self.in_flight, self.num_placed)
+
+    @property
+    def sizes(self) -> Sizes:
+        """What it can take, as far as it tells."""
+        if self.info is not None:
+            return Sizes(self.info.vocab_size, self.info.max_model_len)
+        served = self.control.served
+        return Sizes(None, None if served is None else served.max_model_len)
 
     @property
     def epoch(self) -> str:
