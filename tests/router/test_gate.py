@@ -192,3 +192,31 @@ def test_without_targets_nothing_waits_here() -> None:
             await check_rest(fleet)
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("num_choices", "num_waiting"), [(1, 0), (2, 0), (8, 1)])
+def test_every_choice_of_a_request_takes_a_place(num_choices: int, num_waiting: int) -> None:
+    """Beside a stream there is room for two more that keep their pace, and not for eight."""
+
+    def request(name: str, n: int, max_tokens: int) -> GenerateRequest:
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, n=n)
+        return GenerateRequest(token_ids=[hash_of(name)] * 16, sampling_params=params, request_id=name)
+
+    async def read(fleet: TimedFleet, name: str, n: int, max_tokens: int) -> None:
+        async for _ in fleet.router.generate(request(name, n, max_tokens)):
+            pass
+
+    async def scenario() -> None:
+        async with timed_fleet(itl_ms=26.5) as fleet:
+            for num_together in (1, 2, 3, 4, 4):
+                await asyncio.gather(*(ask(fleet, str(n), num_prompt=16) for n in range(num_together)))
+            await asyncio.sleep(1.0)
+            stream = asyncio.create_task(read(fleet, "stream", 1, 400))
+            await asyncio.sleep(1.0)
+            several = asyncio.create_task(read(fleet, "several", num_choices, 8))
+            await asyncio.sleep(0.5)
+            assert fleet.count("fourhop_router_queued") == num_waiting
+            await asyncio.gather(stream, several)
+            await check_rest(fleet)
+
+    run(scenario())

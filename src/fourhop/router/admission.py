@@ -13,7 +13,7 @@ from math import inf
 @dataclass(order=True)
 class Waiter:
     """A request that waits. `deadline_s` is when its first token is due, `prefill_s` what its prompt will take,
-    `itl_s` its target between tokens (0: none).
+    `itl_s` its target between tokens (0: none), `num_streams` how many choices it has.
 
     A lower `priority` goes first, as in vLLM; `number` tells who came first.
     """
@@ -23,6 +23,7 @@ class Waiter:
     number: int
     prefill_s: float = field(compare=False, default=0.0)
     itl_s: float = field(compare=False, default=0.0)
+    num_streams: int = field(compare=False, default=1)
 
 
 @dataclass

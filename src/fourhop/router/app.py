@@ -182,7 +182,7 @@ class Router:
         try:
             record.runs = self._runs_of(with_salt(request, account), record.timeline.at_s[Moment.RECEIVED])
             looks_at_prompt = request.sampling_params.prompt_logprobs is not None
-            async with self._gate.entered(record.runs[0]) as placed:
+            async with self._gate.entered(record.runs[0], len(record.runs)) as placed:
                 self._let_in(record, placed)
                 streams = [self._split.generate(run) for run in record.runs]
                 async with aclosing(merge_choices(streams, prompt_first=looks_at_prompt)) as chunks:

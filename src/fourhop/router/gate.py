@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 
 from fourhop.router.admission import Queue, Waiter
 from fourhop.router.config import GoodputConfig
@@ -37,8 +37,9 @@ class Gate:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @asynccontextmanager
-    async def entered(self, run: Run) -> AsyncIterator[Callable[[], None]]:
-        """Wait for a place; what it gives is to be called when the request is with an engine.
+    async def entered(self, run: Run, num_choices: int = 1) -> AsyncIterator[Callable[[], None]]:
+        """Wait for a place for a request, of which this is the first choice; what it gives is to be called when it is
+        with an engine.
 
         Raises Unavailable, with when to come again, if the queue is full or the first token cannot be in time.
         """
@@ -47,7 +48,7 @@ class Gate:
             yield _nothing
             return
         self.placer.progress.watches = True
-        waiter = self._waiter(run.request, targets)
+        waiter = self._waiter(run.request, targets, num_choices)
         self._runs[waiter.number] = run
         try:
             await self._wait(waiter)
@@ -96,11 +97,11 @@ class Gate:
         """How long it may wait: until its prompt could not be computed in time, and never for ever."""
         return min(self.longest_wait_s, max(0.0, waiter.deadline_s - waiter.prefill_s - now_s))
 
-    def _waiter(self, request: GenerateRequest, targets: Targets) -> Waiter:
+    def _waiter(self, request: GenerateRequest, targets: Targets, num_choices: int) -> Waiter:
         num_tokens = len(request.token_ids) + len(request.output_token_ids)
         prefill_s = min((worker.costs.prefill.at(num_tokens) for worker in self._usable()), default=0.0)
         deadline_s = self.clock() + targets.ttft_ms / 1e3 if targets.ttft_ms else inf
-        return Waiter(request.priority, deadline_s, next(self._numbers), prefill_s, targets.itl_ms / 1e3)
+        return Waiter(request.priority, deadline_s, next(self._numbers), prefill_s, targets.itl_ms / 1e3, num_choices)
 
     def _usable(self) -> list[Worker]:
         """Engines that prompts may go to."""
@@ -115,12 +116,16 @@ class Gate:
         return min((worker.backlog.wait_s(now_s) for worker in usable), default=0.0), len(usable)
 
     def _has_room(self, waiter: Waiter) -> bool:
-        """True if the prompt would soon be computed and its stream keep its pace, or an engine has nothing to do.
+        """True if the prompt would soon be computed and its stream keep its pace, or an engine that may do all of it
+        has nothing to do.
 
         Without an engine it is for others to say so.
         """
         usable = self._usable()
-        if not usable or any(not one.backlog.prompts and not one.backlog.num_streams() for one in usable):
+        if not usable:
+            return True
+        is_whole = any(one.role == "decode" for one in usable) or self.config.placement != "split"
+        if is_whole and any(not one.backlog.prompts and not one.backlog.num_streams() for one in usable):
             return True
         fits = self.placer.fits(self._runs[waiter.number]) if self.config.placement == "auto" else None
         if fits is not None:
@@ -128,14 +133,15 @@ class Gate:
         return any(len(worker.backlog.prompts) < PROMPTS_AHEAD for worker in usable) and self._has_place(waiter)
 
     def _has_place(self, waiter: Waiter) -> bool:
-        """True if some engine can decode one stream more within the target, or decodes none."""
+        """True if some engine can decode its share of the streams more within the target, or decodes none."""
         itl_s = waiter.itl_s
         if not itl_s:
             return True
         up = [worker for worker in self.fleet.workers.values() if worker.is_usable]
         decode = [worker for worker in up if worker.role == "decode"] or up
+        share = ceil(waiter.num_streams / len(decode))
         return any(
-            not (num_streams := worker.backlog.num_streams()) or worker.costs.step.at(num_streams + 1) <= itl_s
+            not (num_streams := worker.backlog.num_streams()) or worker.costs.step.at(num_streams + share) <= itl_s
             for worker in decode
         )
 
