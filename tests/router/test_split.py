@@ -603,6 +603,26 @@ def test_abort_by_the_clients_id_ends_the_stream_with_abort() -> None:
     run(scenario())
 
 
+def test_an_engine_that_cannot_be_told_of_an_abort_keeps_no_other_from_it() -> None:
+    async def scenario() -> None:
+        async with bench(0, 2) as one:
+            for engine in one.decode:
+                engine.gate = asyncio.Event()
+            reader = asyncio.create_task(chunks_of(one.router, ask(n=2)))
+            await until(lambda: all(engine.num_open == 1 for engine in one.decode))
+            one.decode[0].abort_error = PeerError("no answer")
+            with pytest.raises(PeerError, match="no answer"):
+                await one.router.abort(["r"])
+            assert len(one.decode[1].aborted) == 1
+            for engine in one.decode:
+                assert engine.gate is not None
+                engine.gate.set()
+            await reader
+            await one.settle()
+
+    run(scenario())
+
+
 def test_after_every_kind_of_end_all_counters_are_back() -> None:
     """Case 85: success, failure, refusal, retry and abort in one run, twice over."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import secrets
@@ -237,13 +238,16 @@ class Router:
     async def abort(self, request_ids: list[str]) -> None:
         """End requests by the client's id: their engines are told, and end them with the finish reason "abort".
 
-        A key ends its own only.
+        A key ends its own only. Every engine is told, whatever another one answers; then its error is raised.
         """
         wanted, asker = set(request_ids), ACCOUNT.get()
         mine = [record for record in self._records if asker in (None, record.owner)]
         runs = [run for record in mine if record.request.request_id in wanted for run in record.runs]
-        for leg in [leg for run in runs for leg in run.legs]:
-            await leg.worker.control.abort([leg.request.request_id])
+        legs = [leg for run in runs for leg in run.legs]
+        told = [leg.worker.control.abort([leg.request.request_id]) for leg in legs]
+        failures = [one for one in await asyncio.gather(*told, return_exceptions=True) if one is not None]
+        if failures:
+            raise failures[0]
 
     def _runs(self) -> list[tuple[str, Run]]:
         """Every run that is open, with the client's id of its request."""
