@@ -412,6 +412,24 @@ def test_a_ticket_that_is_not_right_never_reaches_decode(changes: dict[str, obje
     run(scenario())
 
 
+@pytest.mark.parametrize("sides", [(2, 1), (1, 1), (0, 2)])
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_transfer_of_its_own_that_fails_an_engine_is_a_reason_to_ask_another(
+    sides: tuple[int, int], after: int
+) -> None:
+    """It was given no ticket by us: what failed is between it and others, as with a router behind a router."""
+
+    async def scenario() -> None:
+        async with bench(*sides) as one:
+            first = (one.prefill or one.decode)[0]
+            first.faults = [Fault(after, TransferError("timeout", "slow"))]
+            assert tokens_of(await chunks_of(one.router, ask())) == expected(ask(), 8)
+            assert one.router.fleet.workers[first.name].down is None
+            await one.settle()
+
+    run(scenario())
+
+
 def test_a_busy_decode_engine_passes_the_ticket_on() -> None:
     async def scenario() -> None:
         async with bench(1, 2) as one:

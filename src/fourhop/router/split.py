@@ -230,9 +230,7 @@ class Split:
         if leg.kind == "prefill" and (run.ticket is None or not run.delivered):
             await self._drop_ahead(run)
             self.handover.drop(run, was_refused=isinstance(error, PeerRefused) and not run.delivered)
-        if verdict is Verdict.TRANSFER:
-            if not leg.has_ticket:
-                raise error
+        if verdict is Verdict.TRANSFER and leg.has_ticket:
             self.handover.fail(run, error)
         elif run.ahead is None:
             run.excluded |= {leg.worker.name}
