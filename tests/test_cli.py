@@ -73,6 +73,9 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["router", "--engines-join", "--discovery-interval-s", "0"], 2, "discovery_interval_s must be a positive"),
         (["router", "--engines-join", "--admin-key", ""], 2, "admin_key must not be empty"),
         (["engine", "--join", "http://r"], 2, "--join needs --join-as prefill"),
+        (["engine", "--join-as", "prefill"], 2, "need --join URL"),
+        (["engine", "--join-key", "k"], 2, "need --join URL"),
+        (["router", "--prefill", "http://a", "--otlp-endpoint", "http://a:x"], 2, "not the URL of a collector"),
         (["engine", "--join", "http://r:x", "--join-as", "decode"], 2, "not the URL of a server: http://r:x"),
         (
             ["engine", "--join", "http://r", "--join-as", "decode", "--host", "0.0.0.0", "--port", "0"],

@@ -14,6 +14,7 @@ from fourhop.wire.errors import StartError
         ({}, "at least one engine"),
         ({"prefill": ("localhost:1",)}, "not the URL of an engine: localhost:1"),
         ({"prefill": ("http://a",), "decode": ("http://a",)}, "http://a is listed twice"),
+        ({"prefill": ("http://a", "http://a/")}, "http://a/ is listed twice"),
         ({"prefill": ("http://a",), "max_retries": -1}, "max_retries"),
         ({"prefill": ("http://a",), "idle_timeout_s": 0.0}, "idle_timeout_s"),
     ],

@@ -162,4 +162,4 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 
 
 def test_the_key_is_not_printed() -> None:
-    assert "hidden" not in repr(JoinConfig(join_key="hidden"))
+    assert "hidden" not in repr(JoinConfig(join=("http://r",), join_as="decode", join_key="hidden"))

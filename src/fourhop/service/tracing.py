@@ -38,7 +38,7 @@ class TracingConfig:
 
     def __post_init__(self) -> None:
         url = self.otlp_endpoint
-        if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+        if url is not None and not _is_url(url):
             raise ValueError(f"not the URL of a collector: {url}")
 
     @property
@@ -47,6 +47,14 @@ class TracingConfig:
         if self.otlp_endpoint is None or urlsplit(self.otlp_endpoint).path.strip("/"):
             return self.otlp_endpoint
         return self.otlp_endpoint.rstrip("/") + TRACES_PATH
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        return False
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ class JoinConfig:
             check_url(url)
         if self.join and self.join_as is None:
             raise ValueError("--join needs --join-as prefill or --join-as decode")
+        if not self.join and (self.join_as, self.join_key, self.advertise_url) != (None, None, None):
+            raise ValueError("--join-as, --join-key and --advertise-url need --join URL")
         if not 0 < self.join_interval_s <= 3600:
             raise ValueError(f"join_interval_s must be a number of seconds up to 3600, not {self.join_interval_s}")
 

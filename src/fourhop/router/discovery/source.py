@@ -53,11 +53,13 @@ def engines_of(prefill: Iterable[str], decode: Iterable[str]) -> dict[str, Engin
     """Engines from lists of URLs. Raises StartError for what is no URL, and for an engine that is listed twice."""
     sides: tuple[tuple[EngineRole, Iterable[str]], ...] = (("prefill", prefill), ("decode", decode))
     engines: dict[str, EngineRole] = {}
+    seen: set[str] = set()
     for role, urls in sides:
         for url in urls:
             check_engine_url(url)
-            if url in engines:
+            if url.rstrip("/") in seen:
                 raise StartError(f"an engine can have one role only: {url} is listed twice")
+            seen.add(url.rstrip("/"))
             engines[url] = role
     return engines
 
