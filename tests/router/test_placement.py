@@ -66,10 +66,12 @@ async def serve(fleet: TimedFleet, number: int, num_prompt: int, num_output: int
     return Served(num_prompt, times[0] - at_s, (times[-1] - times[0]) / (num_output - 1))
 
 
-async def serve_all(placement: str, draw: Draw, rate: float, count: int, num_each: int, **targets: Any) -> list[Served]:
+async def serve_all(
+    placement: str, draw: Draw, rate: float, count: int, fleet_size: tuple[int, int], seed: int = 0, **targets: Any
+) -> list[Served]:
     """What was served; with targets some are refused."""
-    rng, at_s = random.Random(0), 0.0
-    async with timed_fleet(num_each, num_each, placement=placement, **targets) as fleet:
+    rng, at_s = random.Random(seed), 0.0
+    async with timed_fleet(*fleet_size, placement=placement, **targets) as fleet:
         open_requests = []
         for number in range(count):
             at_s += rng.expovariate(rate)
@@ -88,9 +90,11 @@ async def serve_all(placement: str, draw: Draw, rate: float, count: int, num_eac
     return served
 
 
-def goodput(placement: str, draw: Draw, rate: float, count: int = 80, num_each: int = 1) -> float:
+def goodput(
+    placement: str, draw: Draw, rate: float, count: int = 80, fleet_size: tuple[int, int] = (1, 1), seed: int = 0
+) -> float:
     """The part of the requests that was served in time."""
-    served = virtual_time.run(serve_all(placement, draw, rate, WARM_UP + count, num_each))[WARM_UP:]
+    served = virtual_time.run(serve_all(placement, draw, rate, WARM_UP + count, fleet_size, seed))[WARM_UP:]
     return sum(one.is_good for one in served) / count
 
 
@@ -103,14 +107,31 @@ def test_its_own_choice_is_as_good_as_the_better_of_both_at_every_load(draw: Dra
 
 
 def test_it_is_so_for_several_engines_of_a_kind() -> None:
-    auto, local, split = (goodput(placement, mixed, 2.4, 80, 2) for placement in ("auto", "local", "split"))
+    auto, local, split = (goodput(placement, mixed, 2.4, 80, (2, 2)) for placement in ("auto", "local", "split"))
     assert auto >= max(local, split)
+
+
+@pytest.mark.parametrize(
+    ("draw", "rate", "fleet_size", "margin"),
+    [
+        (heavy, 0.51, (1, 1), 0.1),  # long prompts, short answers, 80 % of capacity: a queue for prefill must not grow
+        (short, 8.4, (2, 2), -0.02),  # decode is all there is: streams on every engine, before anything is known too
+        (short, 4.2, (1, 1), -0.02),
+        (long, 1.74, (3, 1), -0.02),  # split is best, and is not left
+    ],
+)
+def test_it_is_as_good_where_one_form_is_far_better(
+    draw: Draw, rate: float, fleet_size: tuple[int, int], margin: float
+) -> None:
+    """By at least this margin; where it is negative, while nothing is known yet costs the difference."""
+    auto, local, split = (goodput(placement, draw, rate, 60, fleet_size) for placement in ("auto", "local", "split"))
+    assert auto >= max(local, split) + margin
 
 
 def test_requests_that_wait_for_their_turn_or_are_refused_make_more_of_an_overload() -> None:
     """Twice what the engines can take: some are refused so that others are in time."""
-    freely = serve_all("auto", mixed, 2.5, 100, 1)
-    gated = serve_all("auto", mixed, 2.5, 100, 1, ttft_ms=2500.0)
+    freely = serve_all("auto", mixed, 2.5, 100, (1, 1))
+    gated = serve_all("auto", mixed, 2.5, 100, (1, 1), ttft_ms=2500.0)
 
     def num_in_time(served: list[Served]) -> int:
         return sum(one.ttft_s <= 2.5 and one.tpot_s <= 2 * (SPEED.step_s + SPEED.stream_s) for one in served)

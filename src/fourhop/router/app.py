@@ -265,7 +265,8 @@ class Router:
         """Count a request that ended, remember it, and leave its line in the log."""
         self.metrics.requests.labels(record.outcome).inc()
         ended_s = self._clock() - record.timeline.at_s[Moment.RECEIVED]
-        self.history.keep(record.story(ended_s), account)
+        if self.config.max_history:
+            self.history.keep(record.story(ended_s), account)
         if record.hop is not None:
             record.trace(record.hop)
         if request_log.isEnabledFor(logging.INFO):

@@ -112,6 +112,8 @@ class Backlog:
 
     def num_paused_by(self, until_s: float) -> tuple[int, int]:
         """Streams that a prompt which is computed from now until then would keep waiting; and such as are in time."""
+        if not (self.streams or self.staying or self.arriving):
+            return 0, 0
         soon = [key for key, ready_at_s in self.arriving.items() if ready_at_s < until_s]
         num_paused = len(self.streams) + len(self.staying) + len(soon)
         if not self.late:

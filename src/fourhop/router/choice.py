@@ -6,8 +6,9 @@ Pure: numbers in, a choice out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp
+
+from msgspec import Struct
 
 from fourhop.router.policy import Reason
 
@@ -27,12 +28,27 @@ LEAST_MISSED = 0.05
 EXCESS_WEIGHT = 10.0
 """What a pause counts that is beyond what is allowed, compared with waiting for one's own first token."""
 
+SHORT_STEPS = 5
+"""A prompt is short that takes no longer than so many steps: hardly anybody notices the pause, and streams are better
+spread evenly over all engines than kept apart from prompts.
+"""
+
+EVEN_MISSED = 5
+"""Expected misses, in steps of `LEAST_MISSED`, that are not worth an uneven spread of short prompts."""
+
+FREE_QUEUE = 0.25
+"""The part of the time to its first token that a prompt may wait without anybody coming too late for it."""
+
+QUEUE_PRICE = 1.5
+"""Misses of those who come later, where a prompt joins a queue as long as the time to its first token may be; in a
+shorter one less. Else a queue would grow until all who wait in it are late, before anybody is sent round it.
+"""
+
 MANY_PAUSES = 20
 """A stream that could take so many pauses is not lost by any."""
 
 
-@dataclass(slots=True)
-class Prospect:
+class Prospect(Struct):
     """An engine as a request would find it.
 
     `wait_s` until its prompt is begun, `prefill_s` from then to its first token, `step_s` between two tokens with one
@@ -61,8 +77,7 @@ class Prospect:
         return self.wait_s + self.prefill_s
 
 
-@dataclass(frozen=True, slots=True)
-class Aim:
+class Aim(Struct, frozen=True):
     """What a request is to keep: seconds to its first token, and seconds a token after that over `num_output`."""
 
     ttft_s: float
@@ -70,10 +85,11 @@ class Aim:
     num_output: float
 
 
-@dataclass(slots=True)
-class Option:
+class Option(Struct):
     """A way to serve a request. Of two the one is better that makes fewer requests miss their targets, by expectation,
-    and among equals that which takes less time, what others lose included."""
+    and among equals that which takes less time, what others lose included. `num_behind` are misses of those who come
+    later.
+    """
 
     engine: str
     decode: str
@@ -84,10 +100,11 @@ class Option:
     seconds: float
     num_paused: int = 0
     is_late: bool = False
+    num_behind: float = 0.0
 
     @property
-    def rank(self) -> tuple[float, float]:
-        return (self.num_missed, self.seconds)
+    def rank(self) -> tuple[int, float]:
+        return (round((self.num_missed + self.num_behind) / LEAST_MISSED), self.seconds)
 
 
 def aim_of(ttft_s: float, itl_s: float, *, idle_prefill_s: float, idle_step_s: float, num_output: float) -> Aim:
@@ -101,12 +118,14 @@ def aim_of(ttft_s: float, itl_s: float, *, idle_prefill_s: float, idle_step_s: f
 
 def split_over(prefill: Prospect, decode: Prospect, aim: Aim) -> Option:
     """Prefill here, decode there. Streams of the prefill engine wait for the prompt."""
-    late_s = max(decode.handover_s, decode.wait_s - prefill.ttft_s)
-    kept = _in_time(prefill.ttft_s, decode, 0.0, late_s, aim)
+    ttft_s = prefill.ttft_s
+    late_s = max(decode.handover_s, decode.wait_s - ttft_s)
+    kept = _in_time(ttft_s, decode, 0.0, late_s, aim)
     lost = _lost(prefill, prefill.num_kept, prefill.now_step_s, prefill.prefill_s, aim)
     lost += _lost(decode, decode.num_streams, decode.step_s, 0.0, aim)
-    seconds = prefill.ttft_s + late_s + _decode_s(decode, 0.0, aim) + _waited_s(prefill) + _slowed_s(decode, aim)
-    return _option(prefill, decode, 1.0 - kept + lost, seconds, 0.0, aim)
+    decode_s = _decode_s(decode, 0.0, aim)
+    seconds = ttft_s + late_s + decode_s + _waited_s(prefill) + _slowed_s(decode, aim)
+    return _option(prefill, decode, 1.0 - kept + lost, seconds, decode_s, aim)
 
 
 def whole_on(engine: Prospect, aim: Aim, before_s: float = 0.0) -> Option:
@@ -114,24 +133,28 @@ def whole_on(engine: Prospect, aim: Aim, before_s: float = 0.0) -> Option:
 
     Prompts that come in the next `before_s` will be computed between its tokens.
     """
-    kept = _in_time(engine.ttft_s, engine, before_s, 0.0, aim)
+    ttft_s, decode_s = engine.ttft_s, _decode_s(engine, before_s, aim)
+    kept = _in_time(ttft_s, engine, before_s, 0.0, aim)
     lost = _lost(engine, engine.num_kept, engine.step_s, engine.prefill_s, aim)
-    seconds = engine.ttft_s + _decode_s(engine, before_s, aim) + _waited_s(engine) + _slowed_s(engine, aim)
-    return _option(engine, engine, 1.0 - kept + lost, seconds, before_s, aim)
+    seconds = ttft_s + decode_s + _waited_s(engine) + _slowed_s(engine, aim)
+    return _option(engine, engine, 1.0 - kept + lost, seconds, decode_s, aim)
 
 
-def _option(start: Prospect, decode: Prospect, num_missed: float, seconds: float, before_s: float, aim: Aim) -> Option:
-    num_paused = start.num_paused if start.prefill_s > aim.itl_s else 0
+def _option(start: Prospect, decode: Prospect, num_missed: float, seconds: float, decode_s: float, aim: Aim) -> Option:
+    ttft_s, num_paused = start.ttft_s, start.num_paused if start.prefill_s > aim.itl_s else 0
+    if num_paused > start.credit:
+        seconds += (num_paused - start.credit) * start.prefill_s * EXCESS_WEIGHT
     return Option(
         start.name,
         decode.name,
         start is not decode,
-        start.ttft_s,
-        _decode_s(decode, before_s, aim) / aim.num_output,
-        round(num_missed / LEAST_MISSED) * LEAST_MISSED,
-        seconds + max(0.0, num_paused - start.credit) * start.prefill_s * EXCESS_WEIGHT,
+        ttft_s,
+        decode_s / aim.num_output,
+        num_missed,
+        seconds,
         num_paused,
-        start.ttft_s > aim.ttft_s,
+        ttft_s > aim.ttft_s,
+        _num_behind(start, aim),
     )
 
 
@@ -142,15 +165,35 @@ def choose(prefill: Sequence[Prospect], decode: Sequence[Prospect], aim: Aim) ->
     takers = [one for one in decode if one.exchange == start.exchange]
     company = min(takers, key=lambda one: (one.step_s, one.pause_rate * one.pause_s, one.num_streams, one.name))
     split = split_over(start, company, aim)
-    local = min((whole_on(one, aim) for one in decode), key=lambda one: (*one.rank, one.engine))
+    locally = [(whole_on(one, aim), one.num_streams) for one in decode]
+    at_prefill = [(whole_on(one, aim, one.ttft_s), one.num_streams) for one in prefill]
+    if start.prefill_s <= SHORT_STEPS * company.step_s:
+        even, _ = min([*locally, *at_prefill], key=_by_streams)
+        if even.rank[0] < split.rank[0] + EVEN_MISSED:
+            return even, Reason.SHORT_PROMPT
+    local, here = min(locally, key=_by_rank)[0], min(at_prefill, key=_by_rank)[0]
     best = local if local.rank < split.rank else split
-    here = min((whole_on(one, aim, one.ttft_s) for one in prefill), key=lambda one: (*one.rank, one.engine))
     if here.rank < best.rank:
         return here, Reason.DECODE_BUSY if company.num_streams else Reason.NO_HARM
     if best is split:
         return split, Reason.SPLIT
     engine = next(one for one in decode if one.name == local.engine)
     return local, _why(engine, start, aim)
+
+
+def _num_behind(start: Prospect, aim: Aim) -> float:
+    """Misses of those who come after a request that joins the queue of this engine."""
+    length = min(1.0, start.wait_s / aim.ttft_s)
+    return QUEUE_PRICE * max(0.0, length - FREE_QUEUE) / (1.0 - FREE_QUEUE)
+
+
+def _by_rank(one: tuple[Option, int]) -> tuple[int, float, str]:
+    return (*one[0].rank, one[0].engine)
+
+
+def _by_streams(one: tuple[Option, int]) -> tuple[int, int, float, str]:
+    num_missed, seconds = one[0].rank
+    return num_missed // EVEN_MISSED, one[1], seconds, one[0].engine
 
 
 def _why(engine: Prospect, start: Prospect, aim: Aim) -> Reason:

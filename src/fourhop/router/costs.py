@@ -55,11 +55,12 @@ class Line:
 
     def at(self, amount: float) -> float:
         """Seconds that this amount is expected to take; 0 as long as nothing at all is known."""
-        if not self._weight:
-            return 0.0 if self._parent is None else self._parent.at(amount)
-        if self._fit is None:
-            self._fit = self._solve()
-        return self._fit[0] + self._fit[1] * amount
+        fit = self._fit
+        if fit is None:
+            if not self._weight:
+                return 0.0 if self._parent is None else self._parent.at(amount)
+            fit = self._fit = self._solve()
+        return fit[0] + fit[1] * amount
 
     def _solve(self) -> tuple[float, float]:
         """Intercept and slope; the parent's observations count as one of ours."""

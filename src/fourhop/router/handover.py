@@ -68,9 +68,7 @@ class Handover:
 
     def open(self, run: Run, worker: Worker, request_id: str) -> None:
         """Something that may hold is about to be sent, under this id."""
-        now_s = self.wall_clock()
-        self.ledger.expire(now_s)
-        run.hold = self.ledger.ask(request_id, worker.name, worker.epoch, now_s)
+        run.hold = self.ledger.ask(request_id, worker.name, worker.epoch, self.wall_clock())
 
     def decode_id(self, run: Run) -> str | None:
         """The id that a decode leg must have for its engine to find the prefill leg; None if any will do."""

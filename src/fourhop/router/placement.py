@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fourhop.router.choice import Aim, Option, Prospect, aim_of, choose
 from fourhop.router.config import GoodputConfig
 from fourhop.router.fleet import Fleet
-from fourhop.router.policy import Placement, Reason, place, place_whole
+from fourhop.router.policy import Placement, Reason, evened, place, place_whole
 from fourhop.router.progress import Progress
 from fourhop.router.run import Run
 from fourhop.router.worker import Worker
@@ -70,6 +70,8 @@ class Placer:
         if self.config.placement == "local":
             return place_whole(candidates, Reason.LOCAL, knowing)
         found = place(candidates, wants_split=is_new, max_tokens=most, prefer=knowing)
+        if found is not None and found.is_split and self.config.placement == "auto":
+            found = evened(found, candidates)
         if found is None or not found.is_split:
             return found
         if self.config.ttft_ms or self.config.itl_ms or run.request.targets:
@@ -102,42 +104,43 @@ class Placer:
     def _weigh(self, run: Run, workers: list[Worker], cached: Mapping[str, int], now_s: float) -> tuple[Option, Reason]:
         aim = self._aim(run, workers, now_s)
         sides: dict[str, list[Prospect]] = {"prefill": [], "decode": []}
+        common_rate = self.progress.arrivals.rate(now_s) / max(1, self.fleet.num_prefill)
         for worker in workers:
             num_new = self.progress.num_new_tokens(run, worker, cached.get(worker.name, 0))
-            sides[worker.role].append(self._prospect(run, worker, num_new, aim, now_s))
+            sides[worker.role].append(self._prospect(run, worker, num_new, common_rate, now_s))
         return choose(sides["prefill"], sides["decode"], aim)
 
     def _aim(self, run: Run, workers: list[Worker], now_s: float) -> Aim:
         """The targets of the run: what is configured, or multiples of what an idle engine takes for it."""
         common, targets = self.progress.common, targets_of(run.request, self.config)
+        num_prompt, costs = len(run.request.token_ids), [worker.costs for worker in workers]
         waited_s = now_s - run.timeline.at_s[Moment.RECEIVED]
         most = run.request.sampling_params.max_tokens
         num_output = common.num_output if most is None else min(most, common.num_output)
         return aim_of(
             max(LEAST_LEFT_S, targets.ttft_ms / 1e3 - waited_s) if targets.ttft_ms else 0.0,
             targets.itl_ms / 1e3,
-            idle_prefill_s=min(worker.costs.prefill.at(len(run.request.token_ids)) for worker in workers),
-            idle_step_s=min(worker.costs.step.at(1) for worker in workers),
+            idle_prefill_s=min([one.prefill.at(num_prompt) for one in costs]),
+            idle_step_s=min([one.step.at(1) for one in costs]),
             num_output=num_output,
         )
 
-    def _prospect(self, run: Run, worker: Worker, num_new: int, aim: Aim, now_s: float) -> Prospect:
+    def _prospect(self, run: Run, worker: Worker, num_new: int, common_rate: float, now_s: float) -> Prospect:
         costs, backlog = worker.costs, worker.backlog
-        num_prompt = len(run.request.token_ids)
         wait_s, prefill_s = backlog.wait_s(now_s), costs.prefill.at(num_new)
         num_streams = backlog.num_streams()
         now_step_s = costs.step.at(max(1, num_streams))
         arrivals, rate = backlog.arrivals, backlog.arrivals.rate(now_s)
         if worker.role == "prefill":  # it had few of late if others took them, but what is split is to come here
             arrivals = self.progress.arrivals
-            rate = (rate + arrivals.rate(now_s) / self.fleet.num_prefill) / 2
+            rate = (rate + common_rate) / 2
         num_paused, num_kept = backlog.num_paused_by(now_s + wait_s + prefill_s)
         return Prospect(
             name=worker.name,
             exchange=worker.exchange,
             wait_s=wait_s,
             prefill_s=prefill_s,
-            handover_s=costs.handover.at(num_prompt),
+            handover_s=costs.handover.at(len(run.request.token_ids)) if worker.role == "decode" else 0.0,
             step_s=costs.step.at(num_streams + 1),
             now_step_s=now_step_s,
             pause_rate=rate,

@@ -13,6 +13,10 @@ PREFERENCE_LOAD = 4
 """Requests that an engine may be busier than the idlest, and still be preferred for what it holds."""
 
 
+UNEVEN_LOAD = 2
+"""Requests that one side may have more than the other before anything is known of either."""
+
+
 class Reason(StrEnum):
     """Why a request runs the way it does. A word of the log line and a label of a metric."""
 
@@ -99,6 +103,22 @@ def place(
     exchanges = {one.exchange for one in decode if one.exchange is not None}
     start = least_loaded([one for one in prefill if one.exchange in exchanges], prefer)
     return place_whole(decode, Reason.NO_PAIR, prefer) if start is None else Placement(start.name, Reason.SPLIT)
+
+
+def evened(split: Placement, candidates: Sequence[Candidate]) -> Placement:
+    """A split as long as nobody knows what work takes: whole on the side that does less, where the other does more.
+
+    Short prompts and long answers, all split, would fill decode engines while the others idle, and the other way round.
+    """
+    exchange = next(one.exchange for one in candidates if one.name == split.engine)
+    able = [one for one in candidates if one.exchange == exchange]
+    prefill = [one for one in able if one.role == "prefill"]
+    decode = [one for one in able if one.role == "decode"]
+    excess = sum(one.load for one in decode) - sum(one.load for one in prefill)
+    if abs(excess) <= UNEVEN_LOAD:
+        return split
+    whole = place_whole(prefill, Reason.DECODE_BUSY) if excess > 0 else place_whole(decode, Reason.PREFILL_BUSY)
+    return whole or split
 
 
 def place_rest(

@@ -20,6 +20,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 INTERNAL_ERROR = EngineError("internal error; the server's log has the details")
+EVENT_HEADERS = ((b"content-type", f"{sse.CONTENT_TYPE}; charset=utf-8".encode()), (b"cache-control", b"no-cache"))
 SHUTTING_DOWN = Unavailable("the server is shutting down")
 
 
@@ -64,12 +65,14 @@ class _EventStream(Response):
         failure: Callable[[FourhopError], bytes],
         gone: Callable[[Receive], Awaitable[None]],
     ) -> None:
-        super().__init__(media_type=sse.CONTENT_TYPE)
-        del self.headers["content-length"]
+        super().__init__()
         self._events = events
         self._late_headers = headers
         self._failure = failure
         self._gone = gone
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        self.raw_headers = [*EVENT_HEADERS]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _unless_gone(self._gone(receive), self._pump(send))
@@ -77,7 +80,8 @@ class _EventStream(Response):
     async def _pump(self, send: Send) -> None:
         try:
             first = await anext(self._events, None)
-            self.headers.update({"Cache-Control": "no-cache", **self._late_headers()})
+            late = [(name.lower().encode(), value.encode("latin-1")) for name, value in self._late_headers().items()]
+            self.raw_headers += late
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             last = await self._send_events(send, first)
             await send(_body(last, more=False))

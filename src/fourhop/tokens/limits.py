@@ -116,13 +116,11 @@ def check_ranges(params: SamplingParams) -> None:
 
 def _check_counts(request: GenerateRequest, limits: Limits) -> None:
     params = request.sampling_params
-    _expect(
-        1 <= params.n <= limits.max_num_choices, f"must be between 1 and {limits.max_num_choices}, not {params.n}", "n"
-    )
+    if not 1 <= params.n <= limits.max_num_choices:
+        _refuse(f"must be between 1 and {limits.max_num_choices}, not {params.n}", f"{PARAMS}.n")
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-        _expect(
-            count is None or 0 <= count <= limits.max_logprobs, f"must be between 0 and {limits.max_logprobs}", name
-        )
+        if count is not None and not 0 <= count <= limits.max_logprobs:
+            _refuse(f"must be between 0 and {limits.max_logprobs}", f"{PARAMS}.{name}")
     if params.n > 1 and (request.output_token_ids or request.kv_transfer_params is not None):
         _refuse("must be 1 with output_token_ids or kv_transfer_params", f"{PARAMS}.n")
 

@@ -7,14 +7,14 @@ import msgspec
 STORY_PATH = "/router/requests/"
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """Something that happened `after_s` seconds after the request was received."""
 
     after_s: float
     what: str
 
 
-class Story(msgspec.Struct, frozen=True, kw_only=True):
+class Story(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request that ended. `steps` are in order of time, those of all its choices."""
 
     request_id: str
