@@ -67,6 +67,22 @@ def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
     assert not any(map(is_alive, pids(tmp_path)))
 
 
+def test_one_that_cannot_start_again_for_a_while_leaves_the_others_alone(tmp_path: Path) -> None:
+    """What a start needs (a file, a package) may be missing for a moment, hours after the first one."""
+    with processes(tmp_path) as parent:
+        wait_for(lambda: len(pids(tmp_path)) == 2)
+        (tmp_path / "refused").touch()
+        killed, other = sorted(pids(tmp_path))
+        os.kill(killed, signal.SIGKILL)
+        assert parent.stderr is not None
+        lines = [parent.stderr.readline(), parent.stderr.readline()]
+        assert 'why="no vocabulary here"' in lines[1] and is_alive(other)
+        (tmp_path / "refused").unlink()
+        wait_for(lambda: len(pids(tmp_path)) == 3)
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait() == 0
+
+
 def test_what_hinders_a_start_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "refused").touch()
     with processes(tmp_path, 4) as parent:

@@ -64,5 +64,9 @@ class _Health(msgspec.Struct):
 
 
 def draining(health: bytes) -> list[str]:
-    """The engines that a router says it drains, by its `/health`."""
-    return [one.engine for one in msgspec.json.decode(health, type=_Health).engines if one.draining]
+    """The engines that a router says it drains, by its `/health`; none by an answer that is no such thing."""
+    try:
+        engines = msgspec.json.decode(health, type=_Health).engines
+    except msgspec.MsgspecError:
+        return []
+    return [one.engine for one in engines if one.draining]

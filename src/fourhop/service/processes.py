@@ -96,6 +96,7 @@ class _Processes:
         self._seats: dict[int, Siblings] = {}
         self._began_s: dict[int, float] = {}
         self._num_deaths: dict[int, int] = {}
+        self._steady: set[int] = set()
         self._starts: list[tuple[float, Siblings]] = []
 
     def start(self, seat: Siblings) -> None:
@@ -109,17 +110,22 @@ class _Processes:
         self._pipes[pid], self._seats[pid], self._began_s[pid] = theirs, seat, time.monotonic()
 
     def watch(self) -> signal.Signals:
-        """Until a signal to stop comes; returns it. Raises StartError."""
+        """Until a signal to stop comes; returns it. Raises StartError when one cannot start to begin with: one that
+        has served, and cannot start again for the time being, leaves the others alone.
+        """
         while True:
             wait_s = min([at_s for at_s, _ in self._starts], default=time.monotonic() + 3600) - time.monotonic()
             got = signal.sigtimedwait(_WATCHED, max(0.0, wait_s))
             if got is not None and got.si_signo in _STOP:
                 return signal.Signals(got.si_signo)
             for pid, status, told in self._reap():
-                if not told.startswith(_SERVES):
+                why = "" if told.startswith(_SERVES) else told.decode() or "it ended at its start"
+                if not why:
+                    self._steady.add(self._seats[pid].number)
+                elif self._seats[pid].number not in self._steady:
                     raise StartError(told.decode() or f"a worker process ended at its start, {_end(status)}")
                 seat, pause_s = self._bury(pid)
-                log.error(event("worker_died", pid=pid, end=_end(status), restart_in_s=pause_s))
+                log.error(event("worker_died", pid=pid, end=_end(status), why=why or None, restart_in_s=pause_s))
                 self._starts.append((time.monotonic() + pause_s, seat))
             for start in [start for start in self._starts if start[0] <= time.monotonic()]:
                 self._starts.remove(start)
