@@ -19,7 +19,7 @@ from fourhop.tokens.connection import open_session
 from fourhop.tokens.join import JoinConfig, registration
 from fourhop.wire.generate import GenerateRequest, SamplingParams
 
-NUM_TOKENS = 24
+NUM_TOKENS = 150
 REQUEST = GenerateRequest(
     token_ids=list(range(2, 19)), sampling_params=SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=3)
 )
