@@ -54,6 +54,13 @@ def test_ctrl_c_ends_the_sweep_with_the_points_that_are_there() -> None:
     assert [point.rate for point in points_of(Played(cut_at=2))] == [1, 2]
 
 
+def test_a_point_that_was_cut_says_nothing_of_its_rate() -> None:
+    points = points_of(Played(cut_at=2))
+    text = verdict(points, METRICS, 0.9)
+    assert "(DistServe): 1.000 req/s" in text
+    assert sweep_json(points, PLAN, SWEEP, ResultConfig())["goodput_distserve"] == 1.0
+
+
 def test_the_table_and_the_verdict_are_in_words() -> None:
     points = points_of(Played())
     lines = sweep_table(points).splitlines()

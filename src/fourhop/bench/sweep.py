@@ -60,6 +60,11 @@ async def run_sweep(plan: Plan, sweep: SweepConfig, config: ResultConfig) -> int
     return 0 if any(point.result.is_success for point in points) else 1
 
 
+def whole(points: Sequence[Point]) -> list[Tried]:
+    """What counts for a verdict: a point that Ctrl-C cut short says nothing of its rate."""
+    return [point.tried for point in points if not point.result.is_cut]
+
+
 def check_sweep(plan: Plan) -> None:
     """Raises UsageError for a plan that cannot be swept."""
     if plan.load.request_rate < math.inf or plan.load.ramp_up_strategy is not None:
@@ -122,7 +127,7 @@ def milliseconds(result: Result, name: str, percent: float) -> float | None:
 
 def verdict(points: Sequence[Point], metrics: MetricsConfig, attainment: float) -> str:
     """The goodput by each definition, in words."""
-    tried = [point.tried for point in points]
+    tried = whole(points)
     limits = ", ".join(f"{name} {limit * 1000:g} ms" for name, limit in metrics.limits().items())
     ours, theirs, fails = distserve_goodput(tried, attainment), vllm_goodput(tried), failing_rate(tried, attainment)
     return "\n".join(
@@ -136,7 +141,7 @@ def verdict(points: Sequence[Point], metrics: MetricsConfig, attainment: float) 
 
 
 def sweep_json(points: Sequence[Point], plan: Plan, sweep: SweepConfig, config: ResultConfig) -> dict[str, Any]:
-    tried = [point.tried for point in points]
+    tried = whole(points)
     return {
         "goodput_distserve": distserve_goodput(tried, sweep.attainment),
         "goodput_vllm": vllm_goodput(tried),
