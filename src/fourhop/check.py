@@ -17,8 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fourhop.tokens.address import check_url
 from fourhop.tokens.client import RemoteTokenServer
-from fourhop.tokens.connection import check_url, open_session
+from fourhop.tokens.connection import open_session
 from fourhop.tokens.worker import RemoteWorker
 from fourhop.wire.errors import FourhopError, StartError
 from fourhop.wire.generate import GenerateRequest, SamplingParams

@@ -31,7 +31,8 @@ from fourhop.kv.config import KVEventsConfig, KVTransferConfig
 from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.service import ServerConfig, Siblings, Together, TracingConfig
 from fourhop.service.progress import loading
-from fourhop.tokens.connection import Timeouts, check_url, open_session
+from fourhop.tokens.address import check_url
+from fourhop.tokens.connection import Timeouts, open_session
 from fourhop.tokens.join import JoinConfig, registration
 from fourhop.tokens.routes import token_routes
 from fourhop.tokens.traced import traced

@@ -7,7 +7,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from fourhop.tokens.connection import Timeouts, call, check_url, open_session, request_headers
+from fourhop.tokens.address import check_url
+from fourhop.tokens.connection import Timeouts, call, open_session, request_headers
 from fourhop.wire.errors import FourhopError, StartError
 from fourhop.wire.why import STORY_PATH, Story
 

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from contracts.token_server import until
-from fourhop.tokens.connection import Origin, Session, Timeouts, _exchange, call, check_url, open_session, split_url
+from fourhop.tokens.address import Origin, check_url, split_url
+from fourhop.tokens.connection import Session, Timeouts, _exchange, call, open_session
 from fourhop.tokens.http import HIGH_WATER_BYTES
 from fourhop.wire.errors import PeerError, PeerTimeout
 

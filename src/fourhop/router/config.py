@@ -15,7 +15,7 @@ from fourhop.router.discovery.kubernetes import parse_service
 from fourhop.router.discovery.source import Engines, engines_of
 from fourhop.router.handoff.kinds import Name
 from fourhop.router.handoff.protocol import Endpoint
-from fourhop.tokens.connection import check_url
+from fourhop.tokens.address import check_url
 from fourhop.wire.errors import StartError
 
 PlacementMode = Literal["split", "local", "auto"]

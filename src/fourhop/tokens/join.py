@@ -12,7 +12,8 @@ from typing import Literal
 import msgspec
 
 from fourhop.service import ServerConfig
-from fourhop.tokens.connection import Session, Timeouts, call, check_url, open_session, request_headers
+from fourhop.tokens.address import check_url
+from fourhop.tokens.connection import Session, Timeouts, call, open_session, request_headers
 from fourhop.wire.errors import PeerError, StartError
 from fourhop.wire.join import JOIN_PATH, LEAVE_PATH, JoinRequest, LeaveRequest
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from fourhop.router.policy import EngineRole
-from fourhop.tokens.connection import check_url
+from fourhop.tokens.address import check_url
 from fourhop.wire.errors import StartError
 
 Engines = Mapping[str, EngineRole]
