@@ -5,7 +5,7 @@
 
 Each benchmark is run `--runs` times, one after the other, alone on the machine. What came of it is kept in
 `benchmarks/results/NAME.json` with the date, the machine and the commands; what is not run again stays as it was. With
-`--table` nothing is run. `split_pays` takes about 80 minutes a run and is run only if it is named.
+`--table` nothing is run. `split_pays` takes hours with its defaults and is run only if it is named.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def run(name: str, num_runs: int, arguments: Sequence[str]) -> dict[str, Any]:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         print(done.stdout, flush=True)
         runs.append(json.loads(done.stdout.rstrip().rpartition("\n")[2]))
-    typed = " ".join(["python", f"benchmarks/{name}.py", *("PYTHON" if "/" in each else each for each in arguments)])
+    typed = shlex.join(["python", f"benchmarks/{name}.py", *("PYTHON" if "/" in each else each for each in arguments)])
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return {"date": today, "command": typed, "machine": describe_machine(), "runs": runs}
 
