@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from fourhop.wire.errors import ClientError, StartError, TooManyRequests, client_error
+from fourhop.router.document import read_document
+from fourhop.wire.errors import ClientError, StartError, TooManyRequests
 from fourhop.wire.generate import GenerateRequest
 
 MAX_SALT_CHARS = 128
@@ -29,17 +29,7 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_keys(path: Path) -> dict[str, KeyLimits]:
     """A JSON or TOML file of key to limits. Raises StartError, naming what is wrong."""
-    try:
-        raw = path.read_bytes()
-        text = msgspec.json.encode(tomllib.loads(raw.decode())) if path.suffix == ".toml" else raw
-        keys = msgspec.json.decode(text, type=dict[str, KeyLimits])
-    except OSError as error:
-        raise StartError(f"cannot read {path}: {error.strerror}") from None
-    except msgspec.ValidationError as error:
-        wrong = client_error(error)
-        raise StartError(f"{path}: {wrong.param}: {wrong.message}") from None
-    except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StartError(f"{path}: {error}") from None
+    keys = read_document(path, dict[str, KeyLimits])
     for key, limits in keys.items():
         for name in ("max_concurrency", "tokens_per_minute"):
             if (value := getattr(limits, name)) is not None and value < 1:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import tomllib
 from pathlib import Path
 
 import msgspec
 
 from fourhop.router.discovery.source import Engines, SourceError, engines_of
-from fourhop.wire.errors import StartError, client_error
+from fourhop.router.document import read_document
+from fourhop.wire.errors import StartError
 
 Signature = tuple[int, int, int]
 """What changes when a file does."""
@@ -27,17 +27,7 @@ def read_engines(path: Path) -> Engines:
 
     A file without any engine is an error: it is more likely cut off than meant.
     """
-    try:
-        raw = path.read_bytes()
-        text = msgspec.json.encode(tomllib.loads(raw.decode())) if path.suffix == ".toml" else raw
-        listed = msgspec.json.decode(text, type=EngineList)
-    except OSError as error:
-        raise StartError(f"cannot read {path}: {error.strerror}") from None
-    except msgspec.ValidationError as error:
-        wrong = client_error(error)
-        raise StartError(f"{path}: {wrong.param or 'the whole'}: {wrong.message}") from None
-    except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StartError(f"{path}: {error}") from None
+    listed = read_document(path, EngineList)
     try:
         engines = engines_of(listed.prefill, listed.decode)
     except StartError as error:
