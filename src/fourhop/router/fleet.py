@@ -15,6 +15,7 @@ from fourhop.router.policy import Candidate
 from fourhop.router.ranks import SHORT, Ranks
 from fourhop.router.verdict import Verdict, backoff_s, judge
 from fourhop.router.worker import Worker, differ
+from fourhop.service.tasks import end_tasks
 from fourhop.wire.errors import FourhopError, PeerTimeout, Unavailable
 from fourhop.wire.worker import WorkerInfo
 
@@ -92,10 +93,7 @@ class Fleet:
         return None if name is None else self.workers.get(name)
 
     async def close(self) -> None:
-        watchers = [*self._watchers.values(), *self._ending]
-        for watcher in watchers:
-            watcher.cancel()
-        await asyncio.gather(*watchers, return_exceptions=True)
+        await end_tasks([*self._watchers.values(), *self._ending])
 
     def _order(self) -> None:
         """Count the engines, and keep them in order while there are many."""

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from prometheus_client import Counter
 
+from fourhop.service.tasks import end_tasks
+
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 1.0
@@ -29,9 +31,7 @@ class Housekeeping:
         self._running = [asyncio.create_task(self._repeat(name), name=f"housekeeping: {name}") for name in self._tasks]
 
     async def close(self) -> None:
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await end_tasks(self._running)
 
     async def do(self, name: str) -> None:
         """One turn of one task."""

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from fourhop.service import ServerConfig
+from fourhop.service.tasks import end_tasks
 from fourhop.tokens.address import check_url
 from fourhop.tokens.connection import Session, Timeouts, call, open_session, request_headers
 from fourhop.wire.errors import PeerError, StartError
@@ -100,9 +101,7 @@ class Registration:
 
     async def stop(self) -> None:
         """Say nothing more."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         self._tasks = []
 
     async def _leave(self, router: str, message: bytes) -> None:

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
+from fourhop.service.tasks import end_tasks
+
 T = TypeVar("T")
 
 BACKLOG = 16
@@ -37,9 +39,7 @@ async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tu
             else:
                 yield entry
     finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
+        await end_tasks(readers)
 
 
 async def _read(

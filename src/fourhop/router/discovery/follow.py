@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from fourhop.router.discovery.changes import differing
 from fourhop.router.discovery.source import Engines, Source, SourceError, union
 from fourhop.router.policy import EngineRole
+from fourhop.service.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,7 @@ class Discovery:
         self._tasks = [asyncio.create_task(self._follow(one), name=f"engines of {one.name}") for one in self.sources]
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
 
     def wanted(self) -> dict[str, EngineRole]:
         """The engines that belong to the fleet."""
