@@ -13,7 +13,7 @@ from fakes.stub_engine import Fault, next_token
 from fourhop.router.config import GoodputConfig
 from fourhop.router.ledger import HoldState
 from fourhop.wire.errors import FourhopError, PeerError
-from fourhop.wire.generate import GenerateRequest, SamplingParams
+from fourhop.wire.generate import GenerateChunk, GenerateRequest, SamplingParams
 
 FIRST = list(range(20))
 
@@ -200,19 +200,26 @@ def test_wherever_there_is_a_choice_a_prompt_goes_where_its_beginning_is(num_pre
     run(scenario())
 
 
+async def waits_for_a_ticket(one: Bench) -> tuple[asyncio.Task[list[GenerateChunk]], asyncio.Event]:
+    """A second turn whose decode engine was asked for its beginning, and what that engine waits for to answer."""
+    second = await first_turn(one)
+    gate = one.decode[0].prefix_gate = asyncio.Event()
+    one.decode[0].prefix_tokens = 48
+    waiting = asyncio.create_task(chunks_of(one.router, ask(second)))
+    await until(lambda: len(one.decode[0].prefixes) == 1)
+    return waiting, gate
+
+
 def test_who_waits_for_a_ticket_keeps_nobody_from_being_let_in() -> None:
     """With targets requests are let in one by one: a prompt has its place before its beginning is asked for."""
 
     async def scenario() -> None:
         async with bench(goodput=GoodputConfig(ttft_ms=60_000.0), prefix_timeout_s=60.0) as one:
-            second = await first_turn(one)
-            one.decode[0].prefix_tokens, one.decode[0].prefix_gate = 48, asyncio.Event()
-            waiting = asyncio.create_task(chunks_of(one.router, ask(second)))
-            await until(lambda: len(one.decode[0].prefixes) == 1)
+            waiting, gate = await waits_for_a_ticket(one)
             assert len(one.router.fleet.workers["http://p0"].backlog.prompts) == 1
             await asyncio.gather(*(chunks_of(one.router, ask([90 + number] * 5, 2)) for number in range(5)))
             assert not waiting.done()
-            one.decode[0].prefix_gate.set()
+            gate.set()
             await waiting
             await one.settle()
             assert not one.router.fleet.workers["http://p0"].backlog.prompts
@@ -223,14 +230,11 @@ def test_who_waits_for_a_ticket_keeps_nobody_from_being_let_in() -> None:
 def test_who_leaves_while_it_waits_for_a_ticket_leaves_its_place() -> None:
     async def scenario() -> None:
         async with bench(goodput=GoodputConfig(ttft_ms=60_000.0), prefix_timeout_s=60.0) as one:
-            second = await first_turn(one)
-            one.decode[0].prefix_tokens, one.decode[0].prefix_gate = 48, asyncio.Event()
-            waiting = asyncio.create_task(chunks_of(one.router, ask(second)))
-            await until(lambda: len(one.decode[0].prefixes) == 1)
+            waiting, gate = await waits_for_a_ticket(one)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
             assert not one.router.fleet.workers["http://p0"].backlog.prompts
-            one.decode[0].prefix_gate.set()
+            gate.set()
             await one.settle()
 
     run(scenario())
