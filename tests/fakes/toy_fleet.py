@@ -85,10 +85,7 @@ class ToyServer:
 
     async def kill(self) -> None:
         assert self._server is not None and self._life is not None
-        for server in self._server.servers:
-            server.close()
-        for _ in range(3):  # what was accepted just now is known to the server some turns of the loop later
-            await asyncio.sleep(0)
+        await self._stop_listening(self._server)
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
         for task in list(self._server.server_state.tasks):
@@ -96,6 +93,19 @@ class ToyServer:
         await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
         await self._life.aclose()
         self._server, self._life, self._engine = None, None, None
+
+    @staticmethod
+    async def _stop_listening(server: uvicorn.Server) -> None:
+        """What was accepted just now is known to the server some turns of the loop later, if it is open then: asyncio
+        leaves a connection open that is accepted in the very turn in which its server closes (CPython issue 109564)."""
+        loop = asyncio.get_running_loop()
+        for listening in server.servers:
+            for door in listening.sockets:
+                loop.remove_reader(door)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for listening in server.servers:
+            listening.close()
 
     async def close(self) -> None:
         if self._life is not None:
