@@ -43,7 +43,8 @@ class StockVLLM:
     """One engine. `peers` are those whose blocks it can read, by engine id; `answer` changes what its prefills answer.
 
     `eos_at` is the output position of EOS. `differs_at`: it makes another token there than others would. A request
-    waits for `gate`, if there is one, before its first token. `dead` is why its engine loop ended.
+    waits for `gate`, if there is one, before its first token. `dead` is why its engine loop ended. `num_steps` shows in
+    its metrics, unless they are switched off: what is computed of a prompt, and the tokens made.
     """
 
     engine_id: str
@@ -63,6 +64,8 @@ class StockVLLM:
     dies_after: int | None = None
     refusals: list[Response] = field(default_factory=list)
     num_open: int = 0
+    num_steps: int = 0
+    tells_steps: bool = True
     num_read: int = 0
     num_refused: int = 0
     now_s: float = 1000.0
@@ -73,6 +76,7 @@ class StockVLLM:
         return Starlette(
             routes=[
                 Route("/health", self._health),
+                Route("/metrics", self._metrics),
                 Route("/v1/models", self._models),
                 Route("/inference/v1/generate", self._generate, methods=["POST"]),
                 Route("/inference/v1/abort_requests", self._abort, methods=["POST"]),
@@ -89,6 +93,7 @@ class StockVLLM:
         return Starlette(
             routes=[
                 Route("/health", self._health),
+                Route("/metrics", self._metrics),
                 Route("/inference/v1/generate", disabled, methods=["POST"]),
                 Route("/inference/v1/abort_requests", disabled, methods=["POST"]),
                 Route("/v1/completions", self._complete, methods=["POST"]),
@@ -100,6 +105,10 @@ class StockVLLM:
 
     async def _health(self, request: Request) -> Response:
         return Response(status_code=200 if self.dead is None else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        told = f'vllm:generation_tokens_total{{engine="0",model_name="m"}} {self.num_steps}.0\n'
+        return Response(f"process_cpu_seconds_total {next(self._numbers)}\n" + (told if self.tells_steps else ""))
 
     async def _models(self, request: Request) -> Response:
         model = {"id": self.model, "object": "model", "root": f"/models/{self.model}", "max_model_len": self.window}
@@ -171,6 +180,7 @@ class StockVLLM:
                 token = EOS if len(output) == self.eos_at and len(output) >= params.get("min_tokens", 0) else token
                 token = (token + 1) % 256 if len(output) == self.differs_at else token
                 output.append(FOREIGN if is_foreign else token)
+                self.num_steps += 1
                 stops = [*params.get("stop_token_ids", []), *([] if params.get("ignore_eos") else [EOS])]
                 if output[-1] in stops:
                     finish = "stop"

@@ -393,6 +393,25 @@ def test_a_prefill_engine_that_hangs_is_left_in_time_and_told_to_stop() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_an_engine_that_hangs_behind_a_server_that_is_well_loses_its_requests_to_others(side: str) -> None:
+    async def scenario() -> None:
+        async with stock_fleet(2, 2, stall_timeout_s=0.001, probe_timeout_s=0.05, dead_after_s=0.001) as one:
+            first: StockVLLM = getattr(one, side)[0]
+            first.gate = asyncio.Event()
+            reader = asyncio.create_task(chunks_of(one.router, ask()))
+            await until(lambda: first.num_open == 1)
+            worker = next(worker for worker in one.router.fleet.workers.values() if worker.role == side)
+            while not one.router.fleet.num_given_up:
+                await one.router.fleet.look(worker)
+            assert worker.down is not None and "not heard of" in worker.down
+            assert tokens_of(await reader) == output_of(PROMPT, 8)
+            first.gate.set()
+            await one.settle()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("status", "is_down"), [(400, False), (404, False), (429, False), (503, False), (500, True), (502, True)]
 )

@@ -96,6 +96,9 @@ class RouterConfig:
         probe_timeout_s: Patience with one look, and with a release.
         probe_backoff_s: Longest time between two looks at an engine that is down.
         dead_after_s: An engine that neither answers looks nor sends tokens for so long loses its requests to others.
+        stall_timeout_s: A stock vLLM that owes tokens, whose counters stand still for so long and that makes no token
+            when asked for one, is down like one that does not answer. More than its longest step takes. Ours say it
+            themselves (`fourhop engine --stall-timeout-s`).
         kv_recompute_threshold: Fewest tokens of a conversation that are worth a transfer from the engine that has them.
         prefix_timeout_s: Patience with an engine that is asked for the KV of a conversation's beginning.
         max_prefix_pages: Size of the index of beginnings; a page is about kv_recompute_threshold tokens.
@@ -126,6 +129,7 @@ class RouterConfig:
     probe_timeout_s: float = 2.0
     probe_backoff_s: float = 2.0
     dead_after_s: float = 5.0
+    stall_timeout_s: float = 60.0
     kv_recompute_threshold: int = 64
     prefix_timeout_s: float = 0.5
     max_prefix_pages: int = 100_000
@@ -146,6 +150,7 @@ class RouterConfig:
             "probe_timeout_s",
             "probe_backoff_s",
             "dead_after_s",
+            "stall_timeout_s",
             "prefix_timeout_s",
             "discovery_interval_s",
         ):

@@ -30,6 +30,7 @@ async def dial_http(config: RouterConfig) -> AsyncIterator[Dial]:
                 timeouts=timeouts,
                 probe_timeout_s=config.probe_timeout_s,
                 api_key=config.upstream_api_key,
+                stall_timeout_s=config.stall_timeout_s,
                 bootstrap_url=f"http://{endpoint.host}:{endpoint.bootstrap_port}"
                 if config.handoff == "mooncake" and role == "prefill"
                 else None,

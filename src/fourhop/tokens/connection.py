@@ -96,11 +96,17 @@ class Session:
 
         Another one at the same origin, below another path, is left alone.
         """
+        for connection in self._below(url):
+            connection.cut()
+
+    def awaits(self, url: str) -> bool:
+        """Whether a call at or below this URL waits for the peer's next bytes."""
+        return any(connection.is_awaited for connection in self._below(url))
+
+    def _below(self, url: str) -> list[Connection]:
         origin, path = split_url(url)
         below = f"{path.rstrip('/')}/".encode()
-        for connection in [one for one, where in self._open.items() if where == origin]:
-            if (connection.path + b"/").startswith(below):
-                connection.cut()
+        return [one for one, where in self._open.items() if where == origin and (one.path + b"/").startswith(below)]
 
     def _sweep(self, origin: Origin) -> None:
         """Close what was idle for too long; comes again while there is something idle."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 import msgspec
 
@@ -12,11 +16,12 @@ from fourhop.tokens.completions import COMPLETIONS
 from fourhop.tokens.connection import Session, Timeouts, call
 from fourhop.tokens.continued import Continued
 from fourhop.tokens.dialect import GENERATE, Dialect
+from fourhop.tokens.motion import Motion, motion_of
 from fourhop.tokens.server import TokenServer
 from fourhop.tokens.vllm import VLLMTokenServer
 from fourhop.tokens.worker import RemoteWorker, ServedModel
 from fourhop.wire.errors import PeerError, PeerRefused
-from fourhop.wire.generate import GenerateChunk, GenerateRequest
+from fourhop.wire.generate import GenerateChunk, GenerateRequest, SamplingParams
 from fourhop.wire.worker import WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -25,7 +30,9 @@ log = logging.getLogger(__name__)
 class RemoteEngine(RemoteWorker):
     """A fourhop engine, or a stock vLLM with the token endpoint or without. `check` finds out which.
 
-    `bootstrap_url` is where a Mooncake prefill engine says what it is called.
+    `bootstrap_url` is where a Mooncake prefill engine says what it is called. Ours says itself that it hangs. A stock
+    vLLM is ill when it owes tokens, its counters stand still for `stall_timeout_s` (`motion`), and it does not make a
+    token that it is asked for; it is well again with the next token or movement.
     """
 
     def __init__(
@@ -37,6 +44,8 @@ class RemoteEngine(RemoteWorker):
         probe_timeout_s: float,
         api_key: str | None = None,
         bootstrap_url: str | None = None,
+        stall_timeout_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(url, session, timeout_s=probe_timeout_s, api_key=api_key)
         self._own: TokenServer = RemoteTokenServer(url, session, timeouts=timeouts, api_key=api_key)
@@ -46,6 +55,10 @@ class RemoteEngine(RemoteWorker):
         }
         self._dialect: Dialect | None = None
         self._bootstrap_url = bootstrap_url
+        self._motion = Motion(stall_timeout_s)
+        self._probe_timeout_s = probe_timeout_s
+        self._clock = clock
+        self._numbers = itertools.count()
 
     async def check(self) -> WorkerInfo | None:
         try:
@@ -57,7 +70,10 @@ class RemoteEngine(RemoteWorker):
                 self._dialect = await self._ask_dialect()
         except PeerError:
             self._dialect = None  # what comes up again may be another server
+            self._motion.forget()
             raise
+        if self._dialect is not None:
+            await self._expect_progress(self._dialect)
         if info is None and self._bootstrap_url is not None:
             self.engine_id = await self._name(self._bootstrap_url)
         return info
@@ -87,6 +103,36 @@ class RemoteEngine(RemoteWorker):
             log.warning("%s has no token endpoint; tokens come from its completions, with less detail", self.url)
             return COMPLETIONS
         return GENERATE
+
+    async def _expect_progress(self, dialect: Dialect) -> None:
+        """Raises PeerError if the engine owes tokens and makes none, though its server answers for it."""
+        owes = self._session.awaits(self.url + dialect.path)
+        if not self._motion.wants_a_look(owes=owes, now_s=self._clock()):
+            return
+        self._motion.note(await self._moved(), self._clock())
+        if self._motion.is_still(self._clock()):
+            self._motion.settle(hangs=not await self._makes_a_token(), now_s=self._clock())
+        if self._motion.hangs:
+            raise PeerError(f"{self.url} makes no token although it has work, and its counters stand still")
+
+    async def _moved(self) -> bytes | None:
+        """What its metrics say of its work; None if they say nothing."""
+        try:
+            status, body = await self._call("GET", "/metrics", accepted=range(200, 600))
+        except PeerError:
+            return None
+        return motion_of(body) if status == 200 else None
+
+    async def _makes_a_token(self) -> bool:
+        """Whether it answers a request for one token: its server alone cannot, and one that waits for KV can."""
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        request = GenerateRequest(token_ids=[0], sampling_params=params, request_id=f"alive-{next(self._numbers)}")
+        try:
+            async with asyncio.timeout(self._probe_timeout_s), aclosing(self.generate(request)) as chunks:
+                await anext(chunks)
+        except (TimeoutError, PeerError):
+            return False
+        return True
 
     async def _name(self, bootstrap_url: str) -> str:
         """What the engine's bootstrap server calls it: of several data-parallel ranks the first."""

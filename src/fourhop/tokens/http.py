@@ -49,6 +49,11 @@ class Connection(asyncio.Protocol):
         is_open = self._lost is None and not self._transport.is_closing()
         return is_open and self.is_complete and self._keeps_alive and not self._paused
 
+    @property
+    def is_awaited(self) -> bool:
+        """Somebody waits for the peer's next bytes."""
+        return self._waiter is not None
+
     def send(self, request: bytes) -> None:
         """Begin an exchange."""
         self.path = request[request.index(b" ") + 1 : request.index(b" HTTP/")]
