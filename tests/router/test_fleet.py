@@ -246,6 +246,25 @@ def test_an_engine_is_not_given_up_before_its_time_or_while_its_streams_go_on() 
     run(scenario())
 
 
+def test_an_engine_is_given_up_once_while_nobody_reads_what_its_request_met(caplog: pytest.LogCaptureFixture) -> None:
+    """A decode leg that was sent ahead stays with it until prefill is done."""
+
+    async def scenario() -> None:
+        fleet, worker = watched(engine := StubEngine("http://p0"), clock := Clock())
+        for number_before in (0, 1):
+            engine.ill = None
+            await fleet.look(worker)
+            worker.in_flight = 1
+            engine.ill = PeerTimeout("slow")
+            for _ in range(12):
+                clock.now_s += 1.0
+                await fleet.look(worker)
+            assert fleet.num_given_up == number_before + 1
+        assert sum("is given up" in record.message for record in caplog.records) == 2
+
+    run(scenario())
+
+
 def test_the_last_look_at_a_silent_engine_does_not_outlast_its_time() -> None:
     fleet, worker = watched(StubEngine("http://p0"), clock := Clock())
     worker.last_seen_s = clock.now_s

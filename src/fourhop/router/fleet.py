@@ -191,8 +191,10 @@ class Fleet:
         self._listen(worker)
         if worker.in_flight and self.clock() - worker.last_seen_s >= self.config.dead_after_s:
             self._take_down(worker, f"not heard of for {self.config.dead_after_s:.0f} s")
-            self.num_given_up += 1
-            log.warning("engine %s is given up with %d requests", worker.name, worker.in_flight)
+            if worker.given_up_s != worker.last_seen_s:
+                worker.given_up_s = worker.last_seen_s
+                self.num_given_up += 1
+                log.warning("engine %s is given up with %d requests", worker.name, worker.in_flight)
             worker.control.cut()
 
     async def _seen(self, worker: Worker, info: WorkerInfo | None) -> None:

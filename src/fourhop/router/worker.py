@@ -59,8 +59,9 @@ class Worker:
     nor does one that is leaving, which the fleet forgets when nothing refers to it (`membership`).
 
     `num_heard` counts the chunks that it sent, of which `num_heard_before` are known to the fleet: an engine whose
-    streams go on is alive, whatever its health says. `last_seen_s` is when it was last known to be. `handoff` is how it
-    hands KV over if it is a stock vLLM, which does not tell (`handoff.kinds`); None: it does not.
+    streams go on is alive, whatever its health says. `last_seen_s` is when it was last known to be, and
+    `given_up_s` what that was when it was last given up. `handoff` is how it hands KV over if it is a stock vLLM, which
+    does not tell (`handoff.kinds`); None: it does not.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Worker:
     num_faults: int = 0
     num_timeouts: int = 0
     last_seen_s: float = 0.0
+    given_up_s: float = -1.0
     retry_at_s: float = 0.0
     costs: EngineCosts = field(default_factory=EngineCosts)
     backlog: Backlog = field(default_factory=Backlog)
