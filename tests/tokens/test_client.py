@@ -18,7 +18,7 @@ from fakes.kv_world import make_ticket
 from fourhop.tokens.client import RemoteTokenServer
 from fourhop.tokens.connection import Timeouts, open_session
 from fourhop.tokens.worker import RemoteWorker
-from fourhop.wire.errors import FourhopError, PeerError, PeerRefused, PeerTimeout
+from fourhop.wire.errors import Forbidden, FourhopError, KeyRefused, PeerError, PeerRefused, PeerTimeout
 from fourhop.wire.generate import GenerateChunk, GenerateRequest, SamplingParams
 from fourhop.wire.logprobs import PromptLogprob
 from fourhop.wire.worker import PrefixRequest
@@ -203,7 +203,7 @@ def test_an_error_inside_a_stream_keeps_its_status(data: bytes, status: int, mes
     run(scenario())
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 503])
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
 def test_a_refusal_is_passed_on_with_its_status_and_hint(status: int) -> None:
     """Cases 80 and 82."""
 
@@ -214,6 +214,21 @@ def test_a_refusal_is_passed_on_with_its_status_and_hint(status: int) -> None:
             assert isinstance(error, PeerRefused)
             assert (error.status, error.type, error.message, error.param) == (status, "T", "no", "token_ids")
             assert error.retry_after_s == 7
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("status", "kind", "is_about_key"), [(401, "T", 1), (403, "T", 1), (403, Forbidden.type, 0)])
+def test_a_key_that_the_peer_refuses_is_ours_and_no_clients(status: int, kind: str, is_about_key: int) -> None:
+    async def scenario() -> None:
+        body = b'{"error":{"message":"no","type":"%s","param":null,"code":%d}}' % (kind.encode(), status)
+        async with peer(plays(answer(b"%d No" % status, body))) as (_, server):
+            _, error = await failure_of(server)
+            assert (error.status, isinstance(error, KeyRefused)) == (
+                502 if is_about_key else status,
+                bool(is_about_key),
+            )
+            assert ("--upstream-api-key" in error.message) == bool(is_about_key)
 
     run(scenario())
 

@@ -32,6 +32,7 @@ from fourhop.service import (
 )
 from fourhop.tokens.client import id_header
 from fourhop.tokens.connection import Session, Timeouts, call, request_headers
+from fourhop.tokens.refusal import Entry
 from fourhop.tokens.server import TokenServer, collect
 from fourhop.wire import sse
 from fourhop.wire.errors import ClientError, PeerError, client_error
@@ -59,7 +60,10 @@ class TextServer:
     async def fetch(self, method: str, path: str, body: bytes = b"", name: str = "") -> bytes:
         headers = request_headers(self.api_key) | id_header(name)
         url = self.url.rstrip("/") + path
-        async with call(self.session, method, url, timeouts=self.timeouts, body=body, headers=headers) as answer:
+        entry = Entry(self.url)
+        async with call(
+            self.session, method, url, timeouts=self.timeouts, body=body, headers=headers, entry=entry
+        ) as answer:
             return await answer.read_all()
 
     def _decode(self, data: bytes, kind: type[T], path: str) -> T:

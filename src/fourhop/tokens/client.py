@@ -9,6 +9,7 @@ import msgspec
 from fourhop.tokens.connection import Answer, Session, Timeouts, call, request_headers
 from fourhop.tokens.dialect import GENERATE, Dialect, ErrorEvent, Event
 from fourhop.tokens.limits import PARAMS
+from fourhop.tokens.refusal import Entry
 from fourhop.wire import sse
 from fourhop.wire.errors import ErrorBody, PeerError, PeerRefused
 from fourhop.wire.generate import GenerateChunk, GenerateRequest, StreamOptions
@@ -33,8 +34,10 @@ class RemoteTokenServer:
         timeouts: Timeouts | None = None,
         api_key: str | None = None,
         dialect: Dialect = GENERATE,
+        entry: Entry | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self._entry = entry or Entry(self.url)
         self._dialect = dialect
         self._session = session
         self._timeouts = timeouts or Timeouts()
@@ -52,6 +55,7 @@ class RemoteTokenServer:
             timeouts=self._timeouts,
             body=self._dialect.encode(asked),
             headers=self._headers | own_headers(request),
+            entry=self._entry,
         ) as answer:
             if answer.content_type != sse.CONTENT_TYPE:
                 raise PeerError(f"{self.url} answered with {answer.content_type or 'no type'}, not with a stream")

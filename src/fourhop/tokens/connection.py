@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Container
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
 from fourhop.tokens.address import Origin, split_url
 from fourhop.tokens.http import Connection
-from fourhop.wire.errors import PeerError, PeerTimeout, error_from_body
-
-MAX_ERROR_BYTES = 64 * 1024
-ERROR_BODY_S = 2.0
-"""How long the rest of an error's body is waited for."""
+from fourhop.tokens.refusal import Entry, refusal_of
+from fourhop.wire.errors import PeerError, PeerTimeout
 
 
 @dataclass(frozen=True)
@@ -176,6 +172,7 @@ def call(
     body: bytes = b"",
     headers: dict[str, str] | None = None,
     accepted: Container[int] = (200,),
+    entry: Entry | None = None,
 ) -> Call:
     """A context: the answer to a request, its status and headers read; one of another than an accepted status raises.
 
@@ -183,10 +180,10 @@ def call(
     while it was idle: the request is sent once more, on a new connection. An answer that was not read to its end
     closes its connection, which tells the peer to stop.
 
-    Raises PeerRefused with the peer's own error, PeerTimeout, or PeerError.
+    Raises PeerRefused with the peer's own error, PeerTimeout, or PeerError; with `entry` KeyRefused for our key.
     """
     origin, path = split_url(url)
-    return Call(session, origin, _request(method, origin, path, headers or {}, body), timeouts, accepted)
+    return Call(session, origin, _request(method, origin, path, headers or {}, body), timeouts, accepted, entry)
 
 
 @dataclass
@@ -198,6 +195,7 @@ class Call:
     request: bytes
     timeouts: Timeouts
     accepted: Container[int]
+    entry: Entry | None = None
     _connection: Connection | None = None
 
     async def __aenter__(self) -> Answer:
@@ -205,7 +203,8 @@ class Call:
         try:
             answer = Answer(self._connection, self.origin, self.timeouts.idle_s)
             if answer.status not in self.accepted:
-                raise await _refusal(answer, self.origin)
+                refusal = await refusal_of(answer, self.origin)
+                raise refusal if self.entry is None else self.entry.told(refusal)
             if answer.headers.get("content-encoding", "identity") != "identity":
                 raise PeerError(f"{self.origin} sent an encoding that was not asked for")
         except BaseException:
@@ -264,27 +263,6 @@ def _request(method: str, origin: Origin, path: str, headers: dict[str, str], bo
     head = f"{method} {path} HTTP/1.1\r\nHost: {origin.host}:{origin.port}\r\n{fields}"
     framing = f"Accept-Encoding: identity\r\nContent-Length: {len(body)}\r\n\r\n"
     return (head + framing).encode("latin-1") + body
-
-
-async def _refusal(answer: Answer, origin: Origin) -> PeerError:
-    """The peer's error. A status that is no error was not asked for, so it is one all the same.
-
-    The status stands whatever becomes of the body: one that is cut off or does not end is taken as far as it came.
-    """
-    body = bytearray()
-    with suppress(PeerError):
-        while len(body) < MAX_ERROR_BYTES and (data := await answer.read(ERROR_BODY_S)):
-            body += data
-    if answer.status < 400:
-        return PeerError(f"{origin} answered with status {answer.status}")
-    return error_from_body(
-        answer.status, bytes(body), retry_after_s=_retry_after(answer.headers.get("retry-after", ""))
-    )
-
-
-def _retry_after(value: str) -> float | None:
-    """`Retry-After` in seconds; its date form is not used by any engine and is left out."""
-    return float(value) if value.isascii() and value.isdecimal() and len(value) < 8 else None
 
 
 def request_headers(api_key: str | None) -> dict[str, str]:

@@ -48,9 +48,11 @@ class RemoteEngine(RemoteWorker):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(url, session, timeout_s=probe_timeout_s, api_key=api_key)
-        self._own: TokenServer = RemoteTokenServer(url, session, timeouts=timeouts, api_key=api_key)
+        self._own: TokenServer = RemoteTokenServer(url, session, timeouts=timeouts, api_key=api_key, entry=self._entry)
         self._stock: dict[Dialect, TokenServer] = {
-            dialect: Continued(VLLMTokenServer(url, session, timeouts=timeouts, api_key=api_key, dialect=dialect))
+            dialect: Continued(
+                VLLMTokenServer(url, session, timeouts=timeouts, api_key=api_key, dialect=dialect, entry=self._entry)
+            )
             for dialect in (GENERATE, COMPLETIONS)
         }
         self._dialect: Dialect | None = None
@@ -65,11 +67,14 @@ class RemoteEngine(RemoteWorker):
             info = await super().check()
             if info is not None:
                 self._dialect, self.served = None, None
-            elif self._dialect is None:
+                if not self._entry.is_open:
+                    await super().abort([])  # health and worker need no key
+            elif self._dialect is None or not self._entry.is_open:
                 self.served = await self._ask_served()
                 self._dialect = await self._ask_dialect()
+            self._entry.is_open = True
         except PeerError:
-            self._dialect = None  # what comes up again may be another server
+            self._dialect, self._entry.is_open = None, False  # what comes up again may be another server
             self._motion.forget()
             raise
         if self._dialect is not None:

@@ -10,6 +10,7 @@ import msgspec
 from fourhop.tokens.client import RemoteTokenServer, own_headers
 from fourhop.tokens.connection import Session, Timeouts, call, request_headers
 from fourhop.tokens.dialect import GENERATE, Dialect
+from fourhop.tokens.refusal import Entry
 from fourhop.wire.errors import PeerError, PeerRefused, TransferError
 from fourhop.wire.generate import GenerateChunk, GenerateRequest
 
@@ -31,13 +32,17 @@ class VLLMTokenServer:
         timeouts: Timeouts | None = None,
         api_key: str | None = None,
         dialect: Dialect = GENERATE,
+        entry: Entry | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self._entry = entry or Entry(self.url)
         self._session = session
         self._timeouts = timeouts or Timeouts()
         self._headers = request_headers(api_key)
         self._dialect = dialect
-        self._streamed = RemoteTokenServer(url, session, timeouts=self._timeouts, api_key=api_key, dialect=dialect)
+        self._streamed = RemoteTokenServer(
+            url, session, timeouts=self._timeouts, api_key=api_key, dialect=dialect, entry=self._entry
+        )
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """Raises as `RemoteTokenServer` does."""
@@ -59,6 +64,7 @@ class VLLMTokenServer:
                 msgspec.structs.replace(request, stream=False, stream_options=None, traceparent=None)
             ),
             headers=self._headers | own_headers(request),
+            entry=self._entry,
         ) as answer:
             body = await answer.read_all()
         try:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fourhop.tokens.connection import Session, Timeouts, call, request_headers
+from fourhop.tokens.refusal import Entry
 from fourhop.wire.errors import PeerError, PeerRefused
 from fourhop.wire.generate import AbortRequest
 from fourhop.wire.ticket import KVTicket
@@ -61,6 +62,7 @@ class RemoteWorker:
         self._session = session
         self._timeouts = Timeouts(connect_s=timeout_s, first_byte_s=timeout_s, idle_s=timeout_s)
         self._headers = request_headers(api_key)
+        self._entry = Entry(self.url)
 
     async def check(self) -> WorkerInfo | None:
         """What the engine says of itself, None for one that does not (a stock vLLM). Raises PeerError if it is ill."""
@@ -127,6 +129,7 @@ class RemoteWorker:
             body=body,
             headers=self._headers,
             accepted=accepted,
+            entry=self._entry,
         ) as answer:
             return answer.status, await answer.read_all()
 

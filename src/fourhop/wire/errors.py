@@ -12,6 +12,7 @@
     └── PeerError              502  another process failed us
         ├── PeerTimeout        504
         ├── PeerRefused        its own 4xx/429/503 status and message, passed on
+        │   └── KeyRefused     502  it does not take the key that this server has for it: no fault of the client's
         ├── TransferError      500  KV could not be pulled or did not verify
         └── EnginesDisagree    502  two engines made different tokens of one request; neither is sent on
 
@@ -116,6 +117,14 @@ class PeerRefused(PeerError):
         super().__init__(body.message, param=body.param, retry_after_s=retry_after_s)
         self.status = status
         self.type = body.type
+
+
+class KeyRefused(PeerRefused):
+    """A peer wants another key than the one that this server has for it. `told` is its status."""
+
+    def __init__(self, url: str, told: int) -> None:
+        message = f"{url} does not take the key of the server that calls it (status {told}): see --upstream-api-key"
+        super().__init__(PeerError.status, ErrorBody(message, PeerError.type, None, PeerError.status))
 
 
 class TransferError(PeerError):
