@@ -14,12 +14,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass
 class Collector:
-    """`spans` are those that came, each with the name of its service; `status` is what it answers."""
+    """`spans` are those that came, each with the name of its service; `status` its answer, once `gate` opens."""
 
     url: str = ""
     status: int = 200
     spans: list[tuple[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    gate: threading.Event = field(default_factory=threading.Event)
 
     def take(self, path: str, body: bytes) -> None:
         self.paths.append(path)
@@ -31,9 +32,11 @@ class Collector:
 @contextmanager
 def collecting() -> Iterator[Collector]:
     collector = Collector()
+    collector.gate.set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            collector.gate.wait()
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if collector.status == 200:
                 collector.take(self.path, body)

@@ -109,6 +109,28 @@ def test_a_collector_gets_them() -> None:
     assert registry.get_sample_value("fourhop:spans_total", {"outcome": "sent"}) == 4
 
 
+def test_what_a_full_queue_leaves_out_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """A collector that is slow: every span is either sent or told of."""
+    registry, num_requests = CollectorRegistry(), 1500
+    with collecting() as collector:
+        collector.gate.clear()
+        with open_traces(TracingConfig(collector.url), registry) as tracer_of:
+            tracer = tracer_of("router")
+            assert tracer is not None
+            for _ in range(num_requests):
+                tracer.begin(None).end("route", [{"received": tracer.clock()}], {})
+            collector.gate.set()
+    counts = {
+        outcome: registry.get_sample_value("fourhop:spans_total", {"outcome": outcome}) or 0.0
+        for outcome in ("sent", "lost", "dropped")
+    }
+    assert counts["dropped"] >= 2 * num_requests - 2048 - 512, "what fits the queue, and one batch on its way"
+    assert sum(counts.values()) == 2 * num_requests
+    assert counts["sent"] == len(collector.spans)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == [f"traces_lost collector={collector.url}/v1/traces counted_in=fourhop:spans_total"]
+
+
 def lost_at(url: str) -> tuple[float, float]:
     """Send 600 requests' spans, more than one batch, to a collector that fails: how many were lost, in how long."""
     registry, begun_s = CollectorRegistry(), time.monotonic()

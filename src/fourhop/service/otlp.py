@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 2.0
 """Patience with the collector for one batch, its repeats included; a stop waits for two at most."""
 
+MAX_QUEUED = 2048
+"""Spans that wait for the collector."""
+
 SCOPE = InstrumentationScope("fourhop", __version__)
 FAILED = Status(StatusCode.ERROR)
 FINE = Status(StatusCode.UNSET)
@@ -35,19 +38,27 @@ FINE = Status(StatusCode.UNSET)
 
 @contextmanager
 def open_sender(url: str, registry: CollectorRegistry) -> Iterator[Callable[[Span], None]]:
-    """What takes spans to send, without waiting. What cannot be sent is counted, and told in the log once."""
+    """What takes spans to send, in one thread and without waiting. What is not sent is counted, and told once."""
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # what it says of failures, _Counted says
     exporter = _Counted(OTLPSpanExporter(url, timeout=TIMEOUT_S), url, registry)
-    processor = BatchSpanProcessor(exporter, schedule_delay_millis=1000)
+    processor = BatchSpanProcessor(exporter, max_queue_size=MAX_QUEUED, schedule_delay_millis=1000)
+
+    def send(span: Span) -> None:
+        if exporter.makes_room():
+            processor.on_end(to_otel(span))
+
     try:
-        yield lambda span: processor.on_end(to_otel(span))
+        yield send
     finally:
         exporter.is_closing = True
         processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 class _Counted(SpanExporter):
-    """An exporter that counts what it sent and what it lost; one that closes gives up with the first loss."""
+    """An exporter that counts what it sent and what it lost; one that closes gives up with the first loss.
+
+    It also counts what waits for it: OpenTelemetry's queue drops what it has no room for, and does not tell.
+    """
 
     def __init__(self, exporter: SpanExporter, url: str, registry: CollectorRegistry) -> None:
         self.is_closing = False
@@ -55,20 +66,36 @@ class _Counted(SpanExporter):
         self._url = url
         self._has_lost = False
         self._is_lost = False
+        self._num_queued = 0  # written by the thread that makes spans
+        self._num_taken = 0  # written by the thread that exports them
         self._spans = Counter(
             "fourhop:spans", "Spans of traces, by what became of them", ["outcome"], registry=registry
         )
 
+    def makes_room(self) -> bool:
+        """Whether the queue has room for a span, which is then expected to be put there; else it counts as dropped."""
+        if self._num_queued - self._num_taken >= MAX_QUEUED:
+            self._spans.labels("dropped").inc()
+            self._tell()
+            return False
+        self._num_queued += 1
+        return True
+
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self._num_taken += len(spans)
         result = SpanExportResult.FAILURE
         if not (self.is_closing and self._is_lost):
             result = self._exporter.export(spans)
         self._is_lost = result is not SpanExportResult.SUCCESS
         self._spans.labels("lost" if self._is_lost else "sent").inc(len(spans))
-        if self._is_lost and not self._has_lost:
+        if self._is_lost:
+            self._tell()
+        return result
+
+    def _tell(self) -> None:
+        if not self._has_lost:
             self._has_lost = True
             log.warning(event("traces_lost", collector=self._url, counted_in="fourhop:spans_total"))
-        return result
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
