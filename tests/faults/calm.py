@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from faults.connector import NAME, Place
 from faults.leftovers import leftovers_of
 from faults.machine import Build, Machine, SteppedLoop
-from faults.network import Network
+from faults.network import Network, by_name
 from faults.virtual_loop import VirtualLoop, run_virtual
 from faults.weather import CALM, Storm
 from fourhop.engine.config import EngineConfig
@@ -22,6 +23,7 @@ from fourhop.engine.toy import toy_output
 from fourhop.kv.config import ConnectorOptions, KVTransferConfig
 from fourhop.router.app import Router
 from fourhop.router.config import RouterConfig
+from fourhop.router.dial import dial_http
 from fourhop.tokens.client import RemoteTokenServer
 from fourhop.tokens.connection import Session, open_session
 from fourhop.tokens.server import TokenServer, collect
@@ -86,6 +88,7 @@ class Calm:
             clock=clock,
             wall_clock=lambda: self._storm.wall_s(0.0),
             router_id="router",
+            dial=partial(dial_http, look_up=by_name),
         )
 
     async def settle(self) -> None:
@@ -107,7 +110,7 @@ def on_a_calm_day(scenario: Scenario, plan: Plan | None = None) -> None:
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            calm = Calm(plan or Plan(), network, storm, await stack.enter_async_context(open_session()))
+            calm = Calm(plan or Plan(), network, storm, await stack.enter_async_context(open_session(look_up=by_name)))
             for machine in calm.machines.values():
                 stack.push_async_callback(machine.stop)
                 await machine.boot()

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
+
+from fourhop.tokens.names import Found
 
 MACHINE: contextvars.ContextVar[str] = contextvars.ContextVar("machine", default="client")
 """Where a task runs: whose connections die with whom."""
@@ -29,6 +32,11 @@ class Parcel:
     data: bytes
     delay_s: float = 0.0
     cuts: bool = False
+
+
+async def by_name(host: str, port: int) -> Found:
+    """A `LookUp` of a network whose machines are reached by their names."""
+    return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
 
 
 class Lane(Protocol):

@@ -17,7 +17,7 @@ from faults.connector import NAME, Place
 from faults.direct import DirectClient
 from faults.leftovers import leftovers_at, leftovers_of
 from faults.machine import BOOT_S, Build, Machine
-from faults.network import MACHINE, Network
+from faults.network import MACHINE, Network, by_name
 from faults.reply import Reply, Wrong, check_reply
 from faults.requests import Ask, draw_asks, draw_last_asks, right_answers
 from faults.virtual_loop import VirtualLoop
@@ -27,6 +27,7 @@ from fourhop.engine.toy import FIRST_TOKEN, NUM_TOKENS
 from fourhop.kv.config import ConnectorOptions, KVTransferConfig
 from fourhop.router.app import Router
 from fourhop.router.config import GoodputConfig, RouterConfig
+from fourhop.router.dial import dial_http
 from fourhop.tokens.connection import Session, open_session
 from fourhop.wire.errors import FourhopError
 
@@ -108,7 +109,7 @@ class World:
 
     async def _play(self) -> None:
         """The storm, and the calm after it."""
-        async with self._running_router() as self.router, open_session() as self.session:
+        async with self._running_router() as self.router, open_session(look_up=by_name) as self.session:
             disturbances = self._loop.create_task(self._disturb())
             done = [asyncio.Event() for _ in self._asks]
             await asyncio.gather(*(self._client(ask, done) for ask in self._asks))
@@ -151,6 +152,7 @@ class World:
             wall_clock=lambda: self._storm.wall_s(0.0),
             draw_seed=lambda: 4,
             router_id="router",
+            dial=partial(dial_http, look_up=by_name),
         )
         async with router.running():
             yield router

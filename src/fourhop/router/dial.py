@@ -10,6 +10,7 @@ from fourhop.router.policy import EngineRole
 from fourhop.router.worker import Control
 from fourhop.tokens.connection import Timeouts, open_session
 from fourhop.tokens.engine import RemoteEngine
+from fourhop.tokens.names import LookUp
 from fourhop.tokens.server import TokenServer
 
 Dial = Callable[[str, EngineRole], tuple[TokenServer, Control]]
@@ -17,10 +18,10 @@ Dial = Callable[[str, EngineRole], tuple[TokenServer, Control]]
 
 
 @asynccontextmanager
-async def dial_http(config: RouterConfig) -> AsyncIterator[Dial]:
+async def dial_http(config: RouterConfig, look_up: LookUp | None = None) -> AsyncIterator[Dial]:
     """Engines behind their URLs, over one pool of connections."""
     timeouts = Timeouts(config.connect_timeout_s, config.first_chunk_timeout_s, config.idle_timeout_s)
-    async with open_session() as session:
+    async with open_session(look_up=look_up) as session:
 
         def dial(url: str, role: EngineRole) -> tuple[TokenServer, Control]:
             endpoint = config.endpoint(url)

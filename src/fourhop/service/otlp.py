@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from threading import Thread
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0
 """Patience with the collector for one batch, its repeats included; a stop waits for two at most."""
+
+CLOSE_S = 2 * TIMEOUT_S + 1.0
 
 MAX_QUEUED = 2048
 """Spans that wait for the collector."""
@@ -51,7 +54,9 @@ def open_sender(url: str, registry: CollectorRegistry) -> Iterator[Callable[[Spa
         yield send
     finally:
         exporter.is_closing = True
-        processor.shutdown()  # type: ignore[no-untyped-call]
+        closing = Thread(target=processor.shutdown, name="last spans", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)  # a resolver that hangs knows no patience of ours
 
 
 class _Counted(SpanExporter):

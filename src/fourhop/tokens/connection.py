@@ -10,6 +10,7 @@ from typing import Self
 
 from fourhop.tokens.address import Origin, split_url
 from fourhop.tokens.http import Connection
+from fourhop.tokens.names import LookUp, Names, hosts_of
 from fourhop.tokens.refusal import Entry, refusal_of
 from fourhop.wire.errors import PeerError, PeerTimeout
 
@@ -39,8 +40,9 @@ class Session:
     a request seldom meets a connection that the other end is closing; `call` handles the rest.
     """
 
-    def __init__(self, pool_idle_s: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, pool_idle_s: float, tls: ssl.SSLContext | None, look_up: LookUp) -> None:
         self._pool_idle_s = pool_idle_s
+        self._look_up = look_up
         self._idle: dict[Origin, list[tuple[float, Connection]]] = {}
         self._open: dict[Connection, Origin] = {}
         self._tls = tls
@@ -67,13 +69,23 @@ class Session:
         return None
 
     async def connect(self, origin: Origin, timeout_s: float) -> Connection:
-        """A new connection. Raises OSError or TimeoutError."""
-        loop = asyncio.get_running_loop()
+        """A new connection, to the first address that takes one. Raises OSError, ValueError or TimeoutError."""
+        failure = OSError("no address")
         async with asyncio.timeout(timeout_s):
-            _, connection = await loop.create_connection(
-                Connection, origin.host, origin.port, ssl=self._tls_context() if origin.is_secure else None
-            )
-        self._open[connection] = origin
+            for host in await hosts_of(origin.host, origin.port, self._look_up):
+                try:
+                    connection = await self._connect(host, origin)
+                except OSError as error:
+                    failure = error
+                    continue
+                self._open[connection] = origin
+                return connection
+        raise failure
+
+    async def _connect(self, host: str, origin: Origin) -> Connection:
+        tls, name = (self._tls_context(), origin.host) if origin.is_secure else (None, None)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(Connection, host, origin.port, ssl=tls, server_hostname=name)
         return connection
 
     def give_back(self, origin: Origin, connection: Connection) -> None:
@@ -125,9 +137,11 @@ class Session:
         return self._tls
 
 
-def open_session(*, pool_idle_s: float = 2.0, tls: ssl.SSLContext | None = None) -> Session:
+def open_session(
+    *, pool_idle_s: float = 2.0, tls: ssl.SSLContext | None = None, look_up: LookUp | None = None
+) -> Session:
     """The connections for calls to peers; `async with` closes them. `tls` says whom to trust, if not the usual ones."""
-    return Session(pool_idle_s, tls)
+    return Session(pool_idle_s, tls, look_up or Names().look_up)
 
 
 class Answer:
@@ -232,7 +246,7 @@ async def _exchange(session: Session, origin: Origin, request: bytes, timeouts: 
         fresh = await session.connect(origin, timeouts.connect_s)
     except TimeoutError as error:
         raise PeerTimeout(f"timed out waiting to connect to {origin}") from error
-    except (OSError, UnicodeError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise PeerError(f"cannot connect to {origin}: {reason or 'no address'}") from error
     try:

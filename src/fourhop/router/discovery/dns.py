@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlsplit
 
 from fourhop.router.discovery.source import Engines, SourceError, check_engine_url, role_and_rest
 from fourhop.router.policy import EngineRole
+from fourhop.tokens.names import Found, LookUp, Names
 from fourhop.wire.errors import StartError
 
 FORM = "HOST:PORT"
-
-Resolve = Callable[[str, int], Awaitable[Sequence[tuple[Any, ...]]]]
-"""`getaddrinfo` of a host and a port."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +33,13 @@ def parse_name(text: str) -> Name:
     return Name(role, parts.hostname, parts.port)
 
 
-async def resolve_all(host: str, port: int) -> Sequence[tuple[Any, ...]]:
-    """All addresses of a host, as the system resolves it, on a thread. The resolver's own timeouts bound it."""
-    return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-
-
 @dataclass
 class DNSSource:
     """The addresses of a name. A name without any is a failure: DNS does not tell an empty service from a wrong one."""
 
     wanted: Name
     interval_s: float
-    resolve: Resolve = resolve_all
+    look_up: LookUp = field(default_factory=lambda: Names().look_up)
     engines: Engines = field(default_factory=dict)
 
     @property
@@ -58,8 +48,8 @@ class DNSSource:
 
     async def look(self) -> None:
         try:
-            found = await self.resolve(self.wanted.host, self.wanted.port)
-        except (OSError, UnicodeError) as error:
+            found = await self.look_up(self.wanted.host, self.wanted.port)
+        except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else None
             raise SourceError(f"cannot resolve {self.wanted.host}: {reason or error}") from None
         urls = urls_of(found)
@@ -68,7 +58,7 @@ class DNSSource:
         self.engines = dict.fromkeys(urls, self.wanted.role)
 
 
-def urls_of(found: Sequence[tuple[Any, ...]]) -> list[str]:
+def urls_of(found: Found) -> list[str]:
     """The URLs of what `getaddrinfo` found, each once, in order.
 
     Where there are addresses of both kinds only IPv4 counts: they are the same engines twice.
