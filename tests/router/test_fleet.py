@@ -292,6 +292,30 @@ def test_a_draining_engine_gets_nothing_and_says_so() -> None:
     run(scenario())
 
 
+def test_an_engine_that_two_urls_lead_to_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with bench(num_decode=2) as one:
+            first, second = one.decode
+            second.info = first.info  # type: ignore[method-assign]
+            for _ in range(3):
+                one.clock.now_s += 10
+                await one.look()
+                assert one.router.fleet.workers[second.name].down == "it is http://d0 at another URL"
+            assert sum("another URL" in record.message for record in caplog.records) == 1
+            first.ill = PeerError("no way there")
+            await one.look()
+            await one.look()
+            assert one.router.fleet.workers[second.name].down is None, "the way that is left"
+            first.ill = None
+            one.clock.now_s += 10
+            await one.look()
+            await one.look()
+            downs = [one.router.fleet.workers[engine.name].down for engine in (first, second)]
+            assert downs == [None, "it is http://d0 at another URL"]
+
+    run(scenario())
+
+
 def test_an_engine_with_another_model_gets_nothing() -> None:
     """A stream that it went on with would change its model in the middle."""
 

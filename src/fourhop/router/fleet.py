@@ -14,7 +14,7 @@ from fourhop.router.costs import EngineCosts
 from fourhop.router.policy import Candidate
 from fourhop.router.ranks import SHORT, Ranks
 from fourhop.router.verdict import Verdict, backoff_s, judge
-from fourhop.router.worker import Worker, differ
+from fourhop.router.worker import Worker, differ, is_same
 from fourhop.service.tasks import end_tasks
 from fourhop.wire.errors import FourhopError, PeerTimeout, Unavailable
 from fourhop.wire.worker import WorkerInfo
@@ -32,7 +32,8 @@ LAST_LOOK_S = 0.1
 class Fleet:
     """All engines. An engine that fails is down at once and is up again when it answers a look after its backoff.
 
-    All have one model, that of the first engine that is up: what one began another may have to go on with.
+    All have one model, that of the first engine that is up: what one began another may have to go on with. An engine
+    that two URLs lead to is used at the first, so that its load is known and what it cannot do is not tried twice.
     One that was neither seen nor heard for `dead_after_s` is given up: whatever waits for it ends in PeerTimeout.
     `on_up` is awaited with each engine that comes up or turns out to live a new life. `num_changes` counts changes of
     which engines there are and what they can take.
@@ -216,11 +217,16 @@ class Fleet:
             await self.on_up(worker)
 
     def _compare(self, worker: Worker) -> bool:
-        """True if the engine has another model than those listed before it that are up: then it is down."""
+        """True if the engine is one that is listed before it and up, or has another model: then it is down."""
         for other in self.workers.values():
             if other is worker:
                 return False
-            if other.down is None and differ(worker, other):
+            if other.down is not None:
+                continue
+            if is_same(worker, other):
+                self._take_down(worker, f"it is {other.name} at another URL")
+                return True
+            if differ(worker, other):
                 self._take_down(worker, f"it has {worker.model}, but {other.name} has {other.model}")
                 return True
         return False

@@ -152,6 +152,14 @@ class Worker:
         return Candidate(self.name, self.role, self.in_flight, self.num_placed, self.exchange)
 
 
+def is_same(one: Worker, other: Worker) -> bool:
+    """True for one process at two URLs. A stock vLLM does not tell."""
+    mine, others = one.info, other.info
+    if mine is None or others is None or mine.epoch != others.epoch:
+        return False
+    return mine.engine_id == others.engine_id
+
+
 def differ(one: Worker, other: Worker) -> bool:
     """True for other weights. Names alone may differ, as paths do; fingerprints alone too, by the size of a block.
 
