@@ -216,10 +216,10 @@ def test_case_83_no_request_fails_where_the_engine_closes_idle_connections(idle_
 
     async def scenario() -> None:
         MACHINE.set("engine")
-        network.listen(("e", 8000), lambda: listening(engine))
+        network.listen(("10.0.0.1", 8000), lambda: listening(engine))
         MACHINE.set("client")
         # Probes would keep the connection busy.
-        config = RouterConfig(("http://e:8000",), probe_interval_s=1e6, kv_recompute_threshold=16)
+        config = RouterConfig(("http://10.0.0.1:8000",), probe_interval_s=1e6, kv_recompute_threshold=16)
         router = Router(config, registry=CollectorRegistry(), clock=asyncio.get_running_loop().time)
         async with router.running():
             for number in range(NUM_REPEATS):
