@@ -12,15 +12,17 @@ from typing import Literal
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+NOISY = ("asyncio", "uvicorn", "aiohttp", "httpx", "filelock", "huggingface_hub")
+"""Other people's chatter: it stays out of our log unless someone debugs."""
+
 
 def configure(level: LogLevel) -> None:
     """Send this process's log to stderr. Called once, by the command line."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
-    # Other people's chatter stays out of our log unless someone debugs.
     if level != "debug":
-        for name in ("asyncio", "uvicorn", "aiohttp", "httpx", "filelock", "huggingface_hub"):
+        for name in NOISY:
             logging.getLogger(name).setLevel("WARNING")
 
 
