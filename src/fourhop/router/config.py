@@ -34,7 +34,7 @@ class GoodputConfig:
         itl_ms: Target for the time from one token to the next. 0: none; auto takes twice what an idle engine needs.
         max_queued: Most requests with targets that wait at the router.
         api_keys: JSON or TOML file of key to limits: name, max_concurrency, tokens_per_minute, cache_salt. Then every
-            client needs a key of it. Default: no keys.
+            client needs a key of it. With --workers each process counts for itself. Default: no keys.
         admin_key: Key of who may change the fleet: join, leave, drain, undrain, migrate. It opens everything else too.
             Default: anybody, but nobody where clients have keys.
     """
