@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AutoConfig, PretrainedConfig, PreTr
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
+from fourhop.engine.products import split_into_panels
 from fourhop.engine.weights import Progress, digest, read_through, weight_files
 from fourhop.kv.layout import LAYOUT_VERSION
 from fourhop.wire.errors import StartError
@@ -74,6 +75,8 @@ def load_model(folder: Path, *, dtype: str, device: str, attention: str, progres
     identity = hashlib.sha256((digest(files) + _config_identity(folder)).encode()).hexdigest()
     read_through(files, progress)
     module = _load(folder, config, model_class, _dtype(dtype, device)).to(device).eval()
+    if module.device.type == "cpu" and module.dtype == torch.float32:
+        split_into_panels(module)
     probe = _probe(module)
     module.set_attn_implementation(attention)
     query, key = probe.layers[0].query_shape, probe.layers[0].key_shape
