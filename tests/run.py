@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -34,7 +35,10 @@ def parts() -> list[Path]:
     return sorted(found, key=lambda path: (order.index(path) if path in order else len(order), str(path)))
 
 
-def run(part: Path) -> tuple[Path, int, str, float]:
+Outcome = tuple[Path, int, str, float]
+
+
+def run(part: Path) -> Outcome:
     """One part's exit status, output and seconds."""
     began_s = time.monotonic()
     done = subprocess.run(
@@ -43,18 +47,27 @@ def run(part: Path) -> tuple[Path, int, str, float]:
     return part, done.returncode, done.stdout + done.stderr, time.monotonic() - began_s
 
 
+def run_all() -> Iterator[Outcome]:
+    """Every part as it ends. Ctrl-C reaches the parts at work by itself; none begins after it."""
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        futures = [pool.submit(run, part) for part in parts()]
+        try:
+            yield from (future.result() for future in as_completed(futures))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
 def main() -> int:
     totals: Counter[str] = Counter()
     failed_parts: list[str] = []
-    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-        for future in as_completed([pool.submit(run, part) for part in parts()]):
-            part, status, output, seconds = future.result()
-            name = str(part.relative_to(TESTS))
-            print(f"== {name} ({seconds:.0f} s)\n{output}", flush=True)
-            summary = output.rstrip().rpartition("\n")[2]
-            totals.update({word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", summary)})
-            if status not in (0, NO_TESTS):
-                failed_parts.append(name)
+    for part, status, output, seconds in run_all():
+        name = str(part.relative_to(TESTS))
+        print(f"== {name} ({seconds:.0f} s)\n{output}", flush=True)
+        summary = output.rstrip().rpartition("\n")[2]
+        totals.update({word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", summary)})
+        if status not in (0, NO_TESTS):
+            failed_parts.append(name)
     if failed_parts:
         print(f"failed: {', '.join(sorted(failed_parts))}")
     num_failed = max(totals["failed"] + totals["error"], len(failed_parts))
@@ -63,4 +76,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
