@@ -70,6 +70,13 @@ def test_flags_reach_their_fields_and_shared_ones_all_of_them() -> None:
     assert got["serve"] == ServeConfig(heat=90, plates=2)
 
 
+def test_a_library_that_some_other_part_loaded_changes_nothing() -> None:
+    """cyclopts has values checked by pydantic where that is loaded, as a client library does."""
+    pytest.importorskip("pydantic")
+    test_without_flags_every_config_is_its_default()
+    test_json_values_keep_their_types()
+
+
 def test_json_values_keep_their_types() -> None:
     got = run("--extra", '{"a": {"b": [false, 1]}}', "--transfer", '{"kind": "shm"}')
     assert got["cook"].extra == {"a": {"b": [False, 1]}}

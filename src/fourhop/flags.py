@@ -98,7 +98,8 @@ def _is_json(hint: Any) -> bool:
 
 
 def _flag_type(hint: Any) -> Any:
-    return str if _is_json(hint) else hint
+    """JSON is read here, and not for pydantic to check: cyclopts would have it do so where some part has loaded it."""
+    return Any if _is_json(hint) else hint
 
 
 def _json_parameter(hint: Any) -> Parameter:
