@@ -24,7 +24,8 @@ from fakes.bench_records import METRICS, result_of
 from fakes.caching_server import CachingServer
 from fakes.scripted_server import DONE, ScriptedServer, text, tokens, usage
 from fakes.vocabulary import LetterVocabulary
-from fourhop.bench.config import DatasetConfig, LoadConfig, MetricsConfig, ResultConfig, TargetConfig
+from fourhop.bench.config import LoadConfig, MetricsConfig, ResultConfig, TargetConfig
+from fourhop.bench.dataset_config import DatasetConfig
 from fourhop.bench.drive import Run
 from fourhop.bench.measure import summarize
 from fourhop.bench.reading import Reading

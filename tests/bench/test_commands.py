@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fourhop.bench import commands
-from fourhop.bench.config import DatasetConfig, LoadConfig, MetricsConfig, ResultConfig, SamplingConfig, TargetConfig
+from fourhop.bench.config import LoadConfig, MetricsConfig, ResultConfig, SamplingConfig, TargetConfig
+from fourhop.bench.dataset_config import DatasetConfig
 from fourhop.bench.runs import Plan
 from fourhop.cli import execute
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fourhop.bench.config import DatasetConfig, MetricsConfig, ResultConfig, TargetConfig
+from fourhop.bench.config import MetricsConfig, ResultConfig, TargetConfig
+from fourhop.bench.dataset_config import DatasetConfig
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.vocabulary import LetterVocabulary
-from fourhop.bench.config import DatasetConfig
+from fourhop.bench.dataset_config import DatasetConfig
 from fourhop.bench.datasets import multi_turn_jobs, prefix_repetition_jobs, random_jobs
 from fourhop.bench.workload import Job, text_of, warm_up
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fakes.vocabulary import LetterVocabulary
-from fourhop.bench.config import DatasetConfig, LoadConfig
+from fourhop.bench.config import LoadConfig
+from fourhop.bench.dataset_config import DatasetConfig
 from fourhop.bench.jobs import Workload
 from fourhop.bench.workload import Job
 from fourhop.wire.errors import StartError

@@ -10,9 +10,10 @@ from fakes.toy import EOS, THINK, VOCAB_SIZE
 from fourhop.frontend.answers import Answer
 from fourhop.frontend.derender import Derenderer
 from fourhop.frontend.derender_checks import Limits
-from fourhop.frontend.derender_endpoints import Served, derender_chat, derender_completion
+from fourhop.frontend.derender_endpoints import derender_chat, derender_completion
 from fourhop.frontend.model import Model, SamplingDefaults
 from fourhop.frontend.parsers import find
+from fourhop.frontend.served import Served
 from fourhop.wire.derender import (
     ChatDerenderChunk,
     ChatDerenderRequest,

@@ -13,7 +13,8 @@ from fakes.toy import END_THINK, EOS, TEMPLATE_TA, TEMPLATE_TT, THINK, TOOL_CALL
 from fourhop.checkpoint import Checkpoint
 from fourhop.frontend.config import FrontendConfig
 from fourhop.frontend.load import load_renderer
-from fourhop.frontend.render import Renderer, chat_names, rename
+from fourhop.frontend.names import chat_names, rename
+from fourhop.frontend.render import Renderer
 from fourhop.wire.errors import ClientError, PeerRefused, error_from_body
 from fourhop.wire.generate import FinishReason, GenerateRequest
 from fourhop.wire.openai_chat import ChatCompletionRequest

@@ -11,7 +11,8 @@ from cyclopts import App, Parameter
 
 from fourhop.bench.compare import run_compare
 from fourhop.bench.comparison import CompareConfig
-from fourhop.bench.config import DatasetConfig, LoadConfig, MetricsConfig, ResultConfig, SamplingConfig, TargetConfig
+from fourhop.bench.config import LoadConfig, MetricsConfig, ResultConfig, SamplingConfig, TargetConfig
+from fourhop.bench.dataset_config import DatasetConfig
 from fourhop.bench.runs import Plan
 from fourhop.bench.search import SweepConfig
 from fourhop.bench.serve import run_serve

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fourhop import checkpoint, service
-from fourhop.bench.config import SEVERAL, DatasetConfig, LoadConfig, MetricsConfig, SamplingConfig, TargetConfig
+from fourhop.bench.config import SEVERAL, LoadConfig, MetricsConfig, SamplingConfig, TargetConfig
+from fourhop.bench.dataset_config import DatasetConfig
 from fourhop.bench.machine import has_gpu
 from fourhop.bench.presets import PRESETS, Preset, PresetName
 from fourhop.bench.runs import Plan

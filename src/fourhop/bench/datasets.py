@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from random import Random
 
-from fourhop.bench.config import DatasetConfig
+from fourhop.bench.dataset_config import DatasetConfig
 from fourhop.bench.workload import Job, Turn, Vocabulary, draw_ids
 
 NUM_TURNS = 5

@@ -8,7 +8,8 @@ from itertools import islice
 from pathlib import Path
 
 from fourhop.bench.arrivals import schedule
-from fourhop.bench.config import DatasetConfig, LoadConfig
+from fourhop.bench.config import LoadConfig
+from fourhop.bench.dataset_config import DatasetConfig
 from fourhop.bench.datasets import NUM_TURNS, multi_turn_jobs, prefix_repetition_jobs, random_jobs
 from fourhop.bench.traces import Row, parse_azure, parse_mooncake, sharegpt_jobs, trace_jobs
 from fourhop.bench.workload import Job, Vocabulary

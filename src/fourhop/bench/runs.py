@@ -22,7 +22,8 @@ from fourhop.bench import workload as workloads
 from fourhop.bench.bodies import Bodies
 from fourhop.bench.cache import CacheCounts, cache_warning, read_counts
 from fourhop.bench.client import Answer, Client
-from fourhop.bench.config import DatasetConfig, LoadConfig, MetricsConfig, SamplingConfig, TargetConfig
+from fourhop.bench.config import LoadConfig, MetricsConfig, SamplingConfig, TargetConfig
+from fourhop.bench.dataset_config import DatasetConfig
 from fourhop.bench.drive import Driver, Options, Run
 from fourhop.bench.hops import median_hops
 from fourhop.bench.jobs import Workload

@@ -16,7 +16,7 @@ from random import Random
 
 import msgspec
 
-from fourhop.bench.config import DatasetConfig
+from fourhop.bench.dataset_config import DatasetConfig
 from fourhop.bench.workload import Job, Turn, Vocabulary, draw_ids
 
 MOONCAKE_BLOCK = 512

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from fourhop.frontend.derender_endpoints import Served, derender_chat
-from fourhop.frontend.render import rename
+from fourhop.frontend.derender_endpoints import derender_chat
+from fourhop.frontend.names import rename
+from fourhop.frontend.served import Served
 from fourhop.wire.derender import (
     ChatDerenderBatch,
     ChatDerenderBatchAnswer,

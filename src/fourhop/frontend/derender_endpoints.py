@@ -6,23 +6,18 @@ the prompt need not be sent, and is not read if it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
 
 from fourhop.frontend import derender_checks as checks
 from fourhop.frontend.answers import Answer, chat_chunk_choice, completion_chunk_choice, usage_of
-from fourhop.frontend.context import Context, chat_context, completion_context
+from fourhop.frontend.context import Context
 from fourhop.frontend.derender import Delta, Derenderer
-from fourhop.frontend.derender_checks import Limits
 from fourhop.frontend.logprobs import prompt_texts
-from fourhop.frontend.model import Model
-from fourhop.frontend.parsers import Parsers
-from fourhop.frontend.tokenizer import Tokenizer
+from fourhop.frontend.served import Served, context_of_chat, context_of_completion, inside, rendered_prompt
 from fourhop.wire.derender import (
     ChatDerenderChunk,
     ChatDerenderRequest,
@@ -33,29 +28,12 @@ from fourhop.wire.derender import (
 from fourhop.wire.errors import ClientError
 from fourhop.wire.generate import ChunkChoice, GenerateChoice, GenerateChunk, GenerateResponse, Usage
 from fourhop.wire.logprobs import PromptLogprobs
-from fourhop.wire.openai_chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
+from fourhop.wire.openai_chat import ChatCompletionChunk, ChatCompletionResponse
 from fourhop.wire.openai_completion import (
     CompletionChoice,
     CompletionChunk,
-    CompletionRequest,
     CompletionResponse,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """The model whose tokens are derendered, and the limits that bodies are held to.
-
-    `prompt_of` renders a chat again, where a client did not send the prompt and its end decides how to parse.
-    """
-
-    model: Model
-    tokenizer: Tokenizer
-    parsers: Parsers
-    limits: Limits
-    prompt_of: Callable[[ChatCompletionRequest], list[int]]
-    eos_token_ids: frozenset[int] = frozenset()
-    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def derender_chat(
@@ -87,8 +65,8 @@ def _chat_response(
 ) -> ChatCompletionResponse:
     checks.response(generated, "generate_response", served.limits)
     prompt = checks.prompt_ids(body.prompt_token_ids, "prompt_token_ids", served.limits)
-    start = _rendered_prompt(body, served) if prompt is None else prompt
-    context = _chat_context(body, start, generated.request_id, served)
+    start = rendered_prompt(body, served) if prompt is None else prompt
+    context = context_of_chat(body, start, generated.request_id, served)
     told = _prompt_texts(generated, served)
     answers = {choice.index: _answer(context, choice, told, "generate_response") for choice in generated.choices}
     returns_ids = body.chat_request is not None and body.chat_request.return_token_ids
@@ -113,7 +91,7 @@ def _completion_response(
     choices: list[CompletionChoice] = []
     usages: list[Usage] = []
     for number, (generated, size, prompt) in enumerate(zip(responses, sizes, prompts, strict=True)):
-        context = _completion_context(body, prompt, served)
+        context = context_of_completion(body, prompt, served)
         told = _prompt_texts(generated, served)
         path = f"generate_responses[{number}]"
         for answer in (answers := [_answer(context, choice, told, path) for choice in generated.choices]):
@@ -138,7 +116,7 @@ def _answer(context: Context, choice: GenerateChoice, told: PromptLogprobs | Non
         choice.index, choice.token_ids, choice.finish_reason or "stop", choice.stop_reason, choice.logprobs
     )
     derenderer = Derenderer.start(context, choice.index)
-    with _inside(path):
+    with inside(path):
         answer.add(derenderer.feed(chunk, told))
     return answer
 
@@ -174,7 +152,7 @@ def _prompt_size(told: int | None, prompt: list[int] | None, generated: Generate
 
 def _chat_chunk(body: ChatDerenderRequest, chunk: GenerateChunk, served: Served, created: int) -> ChatDerenderChunk:
     def context(prompt: list[int] | None) -> Context:
-        return _chat_context(body, prompt, chunk.request_id, served)
+        return context_of_chat(body, prompt, chunk.request_id, served)
 
     step = _advance(body, chunk, served, context, needs_prompt=served.parsers.has_any)
     request = body.chat_request
@@ -203,7 +181,7 @@ def _completion_chunk(
     body: CompletionDerenderRequest, chunk: GenerateChunk, served: Served, created: int
 ) -> CompletionDerenderChunk:
     def context(prompt: list[int] | None) -> Context:
-        return _completion_context(body, prompt, served)
+        return context_of_completion(body, prompt, served)
 
     step = _advance(body, chunk, served, context, needs_prompt=False)
     request = body.completion_request
@@ -263,7 +241,7 @@ def _advance(
     if choice is None:
         return _Step(None, derenderer, Delta(), False, size)
     checks.window((size or 0) + derenderer.num_tokens + len(choice.token_ids), served.limits)
-    with _inside("generate_chunk"):
+    with inside("generate_chunk"):
         delta = derenderer.feed(choice, chunk.prompt_logprobs)
     return _Step(choice, derenderer, delta, state is None, size)
 
@@ -282,39 +260,3 @@ def _chunk_usage(chunk: GenerateChunk, step: _Step, n: int | None, served: Serve
         reasoning_tokens=step.derenderer.num_reasoning_tokens if has_count and step.derenderer else None,
         prompt_details=usage.prompt_tokens_details,
     )
-
-
-def _chat_context(body: ChatDerenderRequest, prompt: list[int] | None, request_id: str, served: Served) -> Context:
-    with _inside("chat_request"):
-        return chat_context(
-            body.chat_request or ChatCompletionRequest(messages=[]),
-            prompt,
-            served.tokenizer,
-            served.parsers,
-            eos_token_ids=served.eos_token_ids,
-            request_id=request_id,
-            default_chat_template_kwargs=served.default_chat_template_kwargs,
-        )
-
-
-def _rendered_prompt(body: ChatDerenderRequest, served: Served) -> list[int] | None:
-    """The prompt of a chat whose answer begins inside or outside of thinking, as the prompt's end says."""
-    if body.chat_request is None or not served.parsers.has_reasoning:
-        return None
-    with _inside("chat_request"):
-        return served.prompt_of(body.chat_request)
-
-
-def _completion_context(body: CompletionDerenderRequest, prompt: list[int] | None, served: Served) -> Context:
-    request = body.completion_request or CompletionRequest(prompt="")
-    with _inside("completion_request"):
-        return completion_context(request, prompt, served.tokenizer, eos_token_ids=served.eos_token_ids)
-
-
-@contextmanager
-def _inside(field: str) -> Iterator[None]:
-    """A field that is refused here is one of the value inside the body."""
-    try:
-        yield
-    except ClientError as error:
-        raise ClientError(error.message, param=f"{field}.{error.param}") from None

@@ -15,8 +15,8 @@ from fourhop.frontend import messages, messages_request, responses, responses_re
 from fourhop.frontend.generation import Generation
 from fourhop.frontend.life import Life
 from fourhop.frontend.messages import Messages
+from fourhop.frontend.names import rename
 from fourhop.frontend.pipeline import Pipeline, new_id, respond
-from fourhop.frontend.render import rename
 from fourhop.frontend.responses import Responses
 from fourhop.frontend.sampling import check_chat
 from fourhop.service import json_response, read_body

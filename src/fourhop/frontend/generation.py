@@ -11,7 +11,8 @@ from typing import Any
 from fourhop.frontend.derender import Context, Delta, Derenderer
 from fourhop.frontend.life import Life
 from fourhop.frontend.logprobs import prompt_texts
-from fourhop.frontend.render import for_engine, rename
+from fourhop.frontend.names import rename
+from fourhop.frontend.render import for_engine
 from fourhop.tokens.server import TokenServer
 from fourhop.wire.errors import FourhopError, PeerError
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, PromptTokensDetails
@@ -30,7 +31,7 @@ class Generation:
     """The stream of one GenerateRequest. After `gains` has ended its counts are those of the whole answer;
     `prompt_logprobs` are there with the first gain.
 
-    `names` are the client's for fields of the GenerateRequest, where they differ (`render.chat_names`).
+    `names` are the client's for fields of the GenerateRequest, where they differ (`names.chat_names`).
     """
 
     def __init__(

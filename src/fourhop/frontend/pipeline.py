@@ -14,7 +14,8 @@ from fourhop.frontend.context import chat_context, completion_context
 from fourhop.frontend.generation import Generation
 from fourhop.frontend.life import Life
 from fourhop.frontend.metrics import FrontendMetrics
-from fourhop.frontend.render import Renderer, chat_names, completion_names
+from fourhop.frontend.names import chat_names, completion_names
+from fourhop.frontend.render import Renderer
 from fourhop.frontend.workers import RenderWorkers
 from fourhop.service import json_response, request_id, stream_response, traceparent, until_disconnect
 from fourhop.service.requests import MAX_REQUEST_ID_CHARS

@@ -14,6 +14,7 @@ import msgspec
 from fourhop.frontend.config import FrontendConfig
 from fourhop.frontend.conversation import prepare_messages
 from fourhop.frontend.model import Model
+from fourhop.frontend.names import chat_names, completion_names, rename
 from fourhop.frontend.parsers import Parsers
 from fourhop.frontend.sampling import (
     chat_logprobs,
@@ -26,8 +27,8 @@ from fourhop.frontend.sampling import (
 from fourhop.frontend.structure import Structure, chat_structure, grammar_start, structure_of
 from fourhop.frontend.template import ChatTemplates
 from fourhop.frontend.tokenizer import Tokenizer
-from fourhop.tokens.limits import PARAMS, Limits, check_settings, check_token_ids
-from fourhop.wire.errors import ClientError, FourhopError, client_error
+from fourhop.tokens.limits import Limits, check_settings, check_token_ids
+from fourhop.wire.errors import ClientError, client_error
 from fourhop.wire.generate import GenerateRequest, SamplingParams
 from fourhop.wire.openai import SamplingRequest
 from fourhop.wire.openai_chat import ChatCompletionRequest
@@ -271,38 +272,6 @@ def for_engine(request: GenerateRequest, traceparent: str | None = None) -> Gene
 
 class _WithPrompt(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int] | None = None
-
-
-def chat_names(request: ChatCompletionRequest) -> dict[str, str]:
-    """What fields of a GenerateRequest are called in the chat request that it came from, where that differs."""
-    structure = chat_structure(request)
-    return {
-        "token_ids": "messages",
-        "logprobs": "top_logprobs",
-        "max_tokens": "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens",
-        **(structure.names() if structure else {}),
-    }
-
-
-def completion_names(request: CompletionRequest, path: str) -> dict[str, str]:
-    """As `chat_names`, for the prompt at `path` of a completion request."""
-    structure = structure_of(request)
-    return {"token_ids": path, **(structure.names() if structure else {})}
-
-
-def rename(error: FourhopError, names: Mapping[str, str]) -> None:
-    """Make an error about a GenerateRequest speak of the client's own field, in its path and its message."""
-    if error.param is None:
-        return
-    path = error.param.removeprefix(f"{PARAMS}.")
-    for name, new in names.items():
-        if path == name or path.startswith((f"{name}[", f"{name}.")):
-            # What came from a conversation has no index that a client could know.
-            path = new if new in ("messages", "input") else new + path.removeprefix(name)
-            break
-    if error.message.startswith(f"{error.param}:"):
-        error.message = path + error.message.removeprefix(error.param)
-    error.param = path
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> dict[str, str | list[int]]:

@@ -10,11 +10,12 @@ from starlette.routing import Route
 
 from fourhop.frontend.derender_batch import derender_batch
 from fourhop.frontend.derender_checks import Limits
-from fourhop.frontend.derender_endpoints import Served, derender_chat, derender_completion
+from fourhop.frontend.derender_endpoints import derender_chat, derender_completion
 from fourhop.frontend.derender_stream import derender_stream
 from fourhop.frontend.pipeline import Pipeline, new_id
 from fourhop.frontend.render import Renderer
 from fourhop.frontend.sampling import check_chat
+from fourhop.frontend.served import Served
 from fourhop.frontend.workers import RenderWorkers
 from fourhop.service import json_response, read_body
 from fourhop.tokens.limits import check_token_ids
