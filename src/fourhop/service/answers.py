@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from fourhop.service.tasks import Aside
 from fourhop.wire import sse
 from fourhop.wire.errors import EngineError, FourhopError, Unavailable, error_headers, error_response
 
 T = TypeVar("T")
+
+Gone = Callable[[Receive], Coroutine[Any, None, None]]
+"""Returns when the client is gone."""
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +41,7 @@ async def stream_response(
     *,
     headers: Callable[[], dict[str, str]] | None = None,
     failure: Callable[[FourhopError], bytes] | None = None,
-    gone: Callable[[Receive], Awaitable[None]] | None = None,
+    gone: Gone | None = None,
 ) -> Response:
     """An answer made of ready server-sent events; it owns `events` and closes it, also when the client goes away.
 
@@ -63,7 +67,7 @@ class _EventStream(Response):
         events: AsyncIterator[bytes],
         headers: Callable[[], dict[str, str]],
         failure: Callable[[FourhopError], bytes],
-        gone: Callable[[Receive], Awaitable[None]],
+        gone: Gone,
     ) -> None:
         super().__init__()
         self._events = events
@@ -88,22 +92,27 @@ class _EventStream(Response):
         finally:
             await _close(self._events)
 
-    async def _send_events(self, send: Send, first: bytes | None) -> bytes:
-        """Send every event; returns what is left to send last: nothing, or the error that cut the stream off."""
+    async def _send_events(self, send: Send, event: bytes | None) -> bytes:
+        """Send this event and those after it; returns what is to be sent last: the one that says it is the end, and the
+        error that cut the stream off.
+        """
+        last = b""
         try:
-            if first is not None:
-                await send(_body(first))
-            async for event in self._events:
-                await send(_body(event))
-            return b""
+            while event is not None:
+                if last or event.endswith(sse.DONE_EVENT):
+                    last += event
+                else:
+                    await send(_body(event))
+                event = await anext(self._events, None)
+            return last
         except FourhopError as error:
-            return self._failure(error)
+            return last + self._failure(error)
         except asyncio.CancelledError:
-            await send(_body(self._failure(SHUTTING_DOWN), more=False))
+            await send(_body(last + self._failure(SHUTTING_DOWN), more=False))
             raise
         except Exception:  # the edge of the process: whatever it was, this stream ends with an error
             log.exception("a stream failed")
-            return self._failure(INTERNAL_ERROR)
+            return last + self._failure(INTERNAL_ERROR)
 
 
 def _body(data: bytes, *, more: bool = True) -> Message:
@@ -120,26 +129,25 @@ async def _close(iterator: AsyncIterator[bytes]) -> None:
         await aclose()
 
 
-async def _unless_gone(leaving: Awaitable[None], work: Awaitable[T]) -> T:
+async def _unless_gone(leaving: Coroutine[Any, None, None], work: Awaitable[T]) -> T:
     """Do the work in this task, and cancel it when the client goes away: then ClientDisconnect is raised."""
-    task, gone = asyncio.current_task(), asyncio.ensure_future(leaving)
+    task, is_gone = asyncio.current_task(), False
     assert task is not None
-    is_over = False
 
-    def cancel_work(_: asyncio.Future[None]) -> None:
-        if not is_over and not gone.cancelled():
-            task.cancel()
+    def cancel_work() -> None:
+        nonlocal is_gone
+        is_gone = True
+        task.cancel()
 
-    gone.add_done_callback(cancel_work)
+    watch = Aside(leaving, cancel_work)
     try:
         return await work
     except asyncio.CancelledError:
-        if gone.done() and not gone.cancelled() and task.uncancel() == 0:
-            raise ClientDisconnect from gone.exception()
+        if is_gone and task.uncancel() == 0:
+            raise ClientDisconnect from watch.failure
         raise
     finally:
-        is_over = True  # before anything else can run: this task is never cancelled after its work
-        gone.cancel()
+        watch.close()  # before anything else can run: this task is never cancelled after its work
 
 
 async def until_gone(receive: Receive) -> None:

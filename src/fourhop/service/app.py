@@ -70,7 +70,7 @@ class _App(Starlette):
     """Starlette without its own two layers around the routes: `_Edge` answers every error."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        app: ASGIApp = self.router
+        app: ASGIApp = self.router.app
         for layer, args, options in reversed(self.user_middleware):
             app = layer(app, *args, **options)
         return app
@@ -108,8 +108,7 @@ class _Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        client_id = client_request_id(headers)
+        client_id = client_request_id(scope)
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -121,7 +120,7 @@ class _Edge:
             await send(message)
 
         try:
-            if not self._may_enter(scope["path"], headers):
+            if not self._may_enter(scope):
                 raise Unauthorized("a valid API key is required: Authorization: Bearer KEY")
             await self._app(scope, receive, send_with_id)
             return
@@ -138,10 +137,10 @@ class _Edge:
         if not started:
             await answer(scope, receive, send_with_id)
 
-    def _may_enter(self, path: str, headers: Headers) -> bool:
-        if not self._keys or not path.startswith(GUARDED_PATHS):
+    def _may_enter(self, scope: Scope) -> bool:
+        if not self._keys or not scope["path"].startswith(GUARDED_PATHS):
             return True
-        given = given_key(headers).encode("latin-1")
+        given = given_key(Headers(scope=scope)).encode("latin-1")
         # Every key is compared, so the time taken does not tell which one came close.
         matches = [hmac.compare_digest(given, key) for key in self._keys]
         return any(matches)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Scope
 
 from fourhop.service.surrogates import lone_surrogate_path
 from fourhop.wire.errors import ClientError, PayloadTooLarge, client_error
@@ -16,29 +16,39 @@ T = TypeVar("T")
 
 MAX_REQUEST_ID_CHARS = 128
 
+TRACEPARENT = HEADER.encode()
+
+
+def header(scope: Scope, name: bytes, default: str = "") -> str:
+    """The first header of this name, which is in lower case. Starlette's way makes an object first."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value, "latin-1")
+    return default
+
 
 def request_id(request: Request) -> str:
     """The client's `X-Request-Id`, cut to 128 printable ASCII characters without spaces; "" if there is none."""
-    return client_request_id(request.headers)
+    return client_request_id(request.scope)
 
 
-def client_request_id(headers: Headers) -> str:
-    raw = headers.get("x-request-id", "")
+def client_request_id(scope: Scope) -> str:
+    raw = header(scope, b"x-request-id")
     return "".join(character for character in raw if "!" <= character <= "~")[:MAX_REQUEST_ID_CHARS]
 
 
 def traceparent(request: Request) -> str | None:
     """The client's `traceparent`, if it is valid."""
-    value = request.headers.get(HEADER)
+    value = header(request.scope, TRACEPARENT)
     return None if parse_traceparent(value) is None else value
 
 
 async def read_body(request: Request, type: type[T]) -> T:
     """The JSON body as a value of `type`. Raises ClientError; for a wrong field `param` is its path."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = header(request.scope, b"content-type").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise ClientError(f"Content-Type must be application/json, not {media_type or 'missing'}")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
+    if header(request.scope, b"content-encoding", "identity").lower() != "identity":
         raise ClientError("a compressed body is not accepted")
     body = await _read_bytes(request, request.app.state.server_config.max_body_bytes)
     try:
@@ -54,7 +64,7 @@ async def read_body(request: Request, type: type[T]) -> T:
 
 
 async def _read_bytes(request: Request, limit: int) -> bytes:
-    declared = request.headers.get("content-length", "")
+    declared = header(request.scope, b"content-length")
     if declared.isdecimal() and int(declared) > limit:
         raise PayloadTooLarge(f"the body has {declared} bytes, the limit is {limit}")
     pieces, num_bytes, is_whole = [], 0, False
