@@ -7,19 +7,17 @@ themselves, so a wrong entry costs time and nothing else. Pure: no I/O, no clock
 
 from __future__ import annotations
 
-import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
+from fourhop.wire.prompt import TOKEN_BYTES, packed
+
 Page = int
 """A hash of a page and all pages before it, 64 bits, good in this process alone. Two that collide are a wrong hint."""
-
-TOKEN_BYTES = 8
 
 
 class Holder(NamedTuple):
@@ -37,8 +35,7 @@ class Relation(StrEnum):
     DIVERGED = "diverged"  # it leaves the held tokens: another turn, or a template that rewrote the last one
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """The longest known beginning of a prompt: `num_pages` at `holder`."""
 
     holder: Holder | None
@@ -63,13 +60,13 @@ def pages_of(token_ids: list[int], num_page_tokens: int, salt: str) -> list[Page
 
 def extend_pages(pages: list[Page], token_ids: list[int], num_page_tokens: int, salt: str) -> None:
     """Add the pages that `token_ids` has beyond those that are there already."""
-    rest = token_ids[len(pages) * num_page_tokens :]
+    rest = token_ids[len(pages) * num_page_tokens :] if pages else token_ids
     pages += chain(pages[-1] if pages else hash(salt), rest, num_page_tokens)
 
 
 def chain(parent: Page, token_ids: Sequence[int], num_page_tokens: int) -> Iterator[Page]:
     """The whole pages of these tokens, which follow `parent`."""
-    raw = struct.pack(f"<{len(token_ids)}q", *token_ids)
+    raw = packed(token_ids)
     size = num_page_tokens * TOKEN_BYTES
     for start in range(0, len(raw) - size + 1, size):
         parent = hash((parent, raw[start : start + size]))

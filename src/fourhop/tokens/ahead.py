@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -31,11 +31,11 @@ class Ahead(Generic[T]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> T:
+    def __anext__(self) -> Awaitable[T]:
         if self._first is None:
-            return await anext(self._stream)
+            return anext(self._stream)
         first, self._first = self._first, None
-        return await first
+        return first
 
     async def aclose(self) -> None:
         if self._first is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
@@ -64,48 +64,40 @@ class RemoteTokenServer:
             while data := await answer.read(patience_s):
                 events = decoder.feed(data)
                 is_done = bool(events) and events[-1] == sse.DONE
-                for event in self._events(events[:-1] if is_done else events):
+                told, failure = self._read(events[:-1] if is_done else events)
+                for event in joined(told):
                     missing.note(event)
                     if event.choices:
                         patience_s = self._timeouts.idle_s
                     yield _chunk(event, request.request_id)
+                if failure is not None:
+                    raise failure
                 if is_done:
                     missing.expect_nothing(self.url)
-                    await _read_end(answer)
+                    if not answer.is_complete:
+                        await _read_end(answer)
                     return
             raise PeerError(f"{self.url} ended the stream {'early' if decoder.close() else 'inside an event'}")
 
-    def _events(self, received: list[bytes]) -> Iterator[Event]:
-        """What arrived together, joined where a reader cannot tell: the tokens of one choice, and then its finish.
+    def _read(self, received: Sequence[bytes]) -> tuple[list[Event], PeerError | None]:
+        """What arrived together, up to the first event that is an error or none at all, and that as an error."""
+        try:
+            events, broken = self._dialect.decode_all(received), None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            events, broken = self._read_singly(received)
+        for number, event in enumerate(events):
+            if event.error is not None:
+                return events[:number], _refusal(event.error)
+        return events, broken
 
-        A stream that bursts, or whose reader is slow, costs the less for it. Raises the error of an event after what
-        came before it.
-        """
-        held: Event | None = None
+    def _read_singly(self, received: Sequence[bytes]) -> tuple[list[Event], PeerError | None]:
+        events: list[Event] = []
         for data in received:
             try:
-                event = self._event(data)
-            except PeerError:
-                if held is not None:
-                    yield held
-                raise
-            if held is not None and _follows(held, event):
-                _join(held, event)
-                continue
-            if held is not None:
-                yield held
-            held = event
-        if held is not None:
-            yield held
-
-    def _event(self, data: bytes) -> Event:
-        try:
-            event = self._dialect.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise PeerError(f"{self.url} sent an event that is not a chunk: {error}") from None
-        if event.error is not None:
-            raise _refusal(event.error)
-        return event
+                events.append(self._dialect.decode(data))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                return events, PeerError(f"{self.url} sent an event that is not a chunk: {error}")
+        return events, None
 
 
 def id_header(request_id: str) -> dict[str, str]:
@@ -134,26 +126,34 @@ def _chunk(event: Event, request_id: str) -> GenerateChunk:
     )
 
 
-def _follows(held: Event, event: Event) -> bool:
-    """True if the two say of one choice, without loss, what one event could say."""
+def joined(events: Sequence[Event]) -> list[Event]:
+    """What arrived together, joined where a reader cannot tell: the tokens of one choice, and then its finish.
+
+    A stream that bursts, or whose reader is slow, costs the less for it.
+    """
+    told: list[Event] = []
+    for event in events:
+        if not told or not _join(told[-1], event):
+            told.append(event)
+    return told
+
+
+def _join(held: Event, event: Event) -> bool:
+    """Add what `event` says to `held`, if the two say of one choice, without loss, what one event could say."""
     if len(held.choices) != 1 or len(event.choices) != 1:
         return False
-    before, after = held.choices[0], event.choices[0]
-    return (
-        before.index == after.index
-        and before.finish_reason is None
-        and (before.logprobs is None) == (after.logprobs is None)
-        and held.usage is None
-        and event.usage is None
-        and held.kv_transfer_params is None
-        and event.prompt_token_ids is None
-        and event.prompt_logprobs is None
-    )
-
-
-def _join(held: Event, event: Event) -> None:
-    """Add what `event` says to `held`."""
-    before, after = held.choices[0], event.choices[0]
+    (before,), (after,) = held.choices, event.choices
+    if (
+        before.index != after.index
+        or before.finish_reason is not None
+        or (before.logprobs is None) != (after.logprobs is None)
+        or held.usage is not None
+        or event.usage is not None
+        or held.kv_transfer_params is not None
+        or event.prompt_token_ids is not None
+        or event.prompt_logprobs is not None
+    ):
+        return False
     before.token_ids.extend(after.token_ids)  # its own list, just decoded
     if before.logprobs is not None and after.logprobs is not None:
         before.logprobs.content.extend(after.logprobs.content)
@@ -161,6 +161,7 @@ def _join(held: Event, event: Event) -> None:
         held.choices = [msgspec.structs.replace(after, token_ids=before.token_ids, logprobs=before.logprobs)]
     held.kv_transfer_params = event.kv_transfer_params
     held.moments = event.moments or held.moments
+    return True
 
 
 async def _read_end(answer: Answer) -> None:

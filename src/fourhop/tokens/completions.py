@@ -6,6 +6,7 @@ What the endpoint does not tell is not there: the rank of a token that is not am
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -129,4 +130,8 @@ def _token_id(name: str) -> int:
     return int(found[1])
 
 
-COMPLETIONS = Dialect("/v1/completions", encode, decode, decode_whole)
+def decode_all(several: Sequence[bytes]) -> list[Event]:
+    return [decode(one) for one in several]
+
+
+COMPLETIONS = Dialect("/v1/completions", encode, decode, decode_all, decode_whole)

@@ -274,9 +274,9 @@ def _request(method: str, origin: Origin, path: str, headers: dict[str, str], bo
     fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if fields.count("\n") != len(headers) or fields.count("\r") != len(headers):
         raise ValueError("a header holds a line break")
-    head = f"{method} {path} HTTP/1.1\r\nHost: {origin.host}:{origin.port}\r\n{fields}"
+    start = f"{method} {path} HTTP/1.1\r\nHost: {origin.host}:{origin.port}\r\n"
     framing = f"Accept-Encoding: identity\r\nContent-Length: {len(body)}\r\n\r\n"
-    return (head + framing).encode("latin-1") + body
+    return f"{start}{fields}{framing}".encode("latin-1") + body
 
 
 def request_headers(api_key: str | None) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import msgspec
 
 from fourhop.wire.generate import ChunkChoice, GenerateChunk, GenerateRequest, Usage
 from fourhop.wire.logprobs import PromptLogprobs
+from fourhop.wire.prompt import encoded
 
 GENERATE_PATH = "/inference/v1/generate"
 
@@ -53,17 +54,29 @@ class Whole(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Dialect:
-    """An endpoint. `encode` makes a request's body, `decode` reads an event of a stream, `decode_whole` an answer that
-    is none. Both raise msgspec.DecodeError.
+    """An endpoint. `encode` makes a request's body, `decode` reads an event of a stream, `decode_all` several at once,
+    `decode_whole` an answer that is none. All raise msgspec.DecodeError.
     """
 
     path: str
     encode: Callable[[GenerateRequest], bytes]
     decode: Callable[[bytes], Event]
+    decode_all: Callable[[Sequence[bytes]], list[Event]]
     decode_whole: Callable[[bytes], Whole]
 
 
-GENERATE = Dialect(
-    GENERATE_PATH, msgspec.json.encode, msgspec.json.Decoder(Event).decode, msgspec.json.Decoder(Whole).decode
-)
+_EVENT = msgspec.json.Decoder(Event)
+
+
+def _encode(request: GenerateRequest) -> bytes:
+    return msgspec.json.encode(msgspec.structs.replace(request, token_ids=encoded(request.token_ids)))
+
+
+def _decode_all(several: Sequence[bytes]) -> list[Event]:
+    """One call for all, which is what a stream that bursts costs most of. Each must be one value on a line."""
+    events = [] if b"\n" in b"".join(several) else _EVENT.decode_lines(b"\n".join(several))
+    return events if len(events) == len(several) else [_EVENT.decode(one) for one in several]
+
+
+GENERATE = Dialect(GENERATE_PATH, _encode, _EVENT.decode, _decode_all, msgspec.json.Decoder(Whole).decode)
 """Ours, and that of a vLLM with `--tokens-only` or `--enable-scale-out`."""

@@ -93,8 +93,9 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def _begin(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
+        self.on_body = self._body.append  # called for every token of every stream
+        self._parser = httptools.HttpResponseParser(self)
         self._num_unread = 0
         self._has_head = False
         self._keeps_alive = False
@@ -132,6 +133,10 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._lose(ConnectionError(f"not HTTP: {error}"))
+        self._num_unread += len(data)
+        if self._num_unread > HIGH_WATER_BYTES and self._body and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -157,13 +162,6 @@ class Connection(asyncio.Protocol):
         self._has_head = True
         self._keeps_alive = self._parser.should_keep_alive()
         self._ends_with_connection = not {"content-length", "transfer-encoding"} & self.headers.keys()
-
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
-        self._num_unread += len(body)
-        if self._num_unread > HIGH_WATER_BYTES and not self._paused:
-            self._paused = True
-            self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
         if self._has_head:

@@ -29,29 +29,23 @@ class SSEDecoder:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of each event that this chunk completes."""
+        if not self._buffer and not self._data and chunk.startswith(b"data: ") and chunk.endswith(b"\n\n"):
+            events = chunk[6:-2].split(b"\n\ndata: ")  # as every server writes them
+            data = b"".join(events)
+            if b"\n" not in data and b"\r" not in data:
+                return events
         buffer = self._buffer + chunk
         if b"\r" in buffer:
             # A CR at the very end may be half of a CRLF: it waits for the next byte.
             tail = b"\r" if buffer.endswith(b"\r") else b""
             body = buffer[: len(buffer) - len(tail)]
             buffer = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n") + tail
-        events: list[bytes] = []
-        if not self._data:
-            *blocks, buffer = buffer.split(b"\n\n")
-            for block in blocks:
-                if block.startswith(b"data: ") and b"\n" not in block:  # as every server writes them
-                    events.append(block[6:])
-                else:
-                    events += self._lines([*block.split(b"\n"), b""])
         *lines, self._buffer = buffer.split(b"\n")
-        return events + self._lines(lines)
+        return [event for line in lines if (event := self._line(line)) is not None]
 
     def close(self) -> bool:
         """True if the stream ended between events, False if it was cut inside one."""
         return not self._data and not self._buffer.strip()
-
-    def _lines(self, lines: list[bytes]) -> list[bytes]:
-        return [event for line in lines if (event := self._line(line)) is not None]
 
     def _line(self, line: bytes) -> bytes | None:
         if not line:

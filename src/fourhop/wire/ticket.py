@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import struct
 from typing import Any, TypeVar
 
 import msgspec
 
 from fourhop.wire.errors import ClientError, TransferError, client_error
 from fourhop.wire.logprobs import TokenLogprob
+from fourhop.wire.prompt import packed
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ def _convert(params: dict[str, Any], kind: type[T]) -> T:
 
 def hash_tokens(token_ids: list[int]) -> str:
     """SHA-256 of the ids as little-endian 64-bit integers, in hex. Equal across processes and machines."""
-    return hashlib.sha256(struct.pack(f"<{len(token_ids)}q", *token_ids)).hexdigest()
+    return hashlib.sha256(packed(token_ids)).hexdigest()
 
 
 def sign(ticket: KVTicket, secret: str) -> KVTicket:
