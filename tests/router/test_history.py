@@ -12,12 +12,14 @@ from fakes.asgi import Exchange
 from fakes.fleet import bench
 from fakes.stub_engine import Fault
 from fourhop.router.history import History
+from fourhop.router.records import Ended, Life
 from fourhop.router.routes import router_routes
 from fourhop.service import ServerConfig, create_app
 from fourhop.why import shown
 from fourhop.wire.errors import FourhopError, NotFound, PeerError
 from fourhop.wire.generate import GenerateRequest, SamplingParams
-from fourhop.wire.why import Step, Story
+from fourhop.wire.moments import Moment
+from fourhop.wire.why import Story
 
 REQUEST = GenerateRequest(
     token_ids=[1, 2, 3], sampling_params=SamplingParams(max_tokens=4, seed=1), request_id="chatcmpl-mine"
@@ -28,17 +30,18 @@ def run(scenario: Coroutine[None, None, None]) -> None:
     asyncio.run(scenario)
 
 
-def story_of(request_id: str) -> Story:
-    return Story(
+def ended(request_id: str) -> Ended:
+    return Ended(
         request_id=request_id,
         outcome="finished",
         status=None,
         error=None,
         num_prompt_tokens=3,
         num_output_tokens=4,
-        num_choices=1,
         num_retries=0,
-        steps=[Step(0.0, "received"), Step(0.0021, "finished (stop)")],
+        finish="stop",
+        lives=[Life({Moment.RECEIVED.value: 7.0}, [])],
+        ended_s=0.0021,
     )
 
 
@@ -115,20 +118,20 @@ def test_it_is_asked_for_over_http() -> None:
 def test_the_oldest_is_forgotten_and_of_two_with_one_id_the_later_is_kept() -> None:
     history = History(2)
     for name in ("a", "b", "a", "c"):
-        history.keep(story_of(name))
+        history.keep(ended(name))
     assert history.find("a").request_id == "a"
     with pytest.raises(NotFound, match="no request b among the last 2"):
         history.find("b")
     with pytest.raises(NotFound):
         history.find("")
     nothing = History(0)
-    nothing.keep(story_of("a"))
+    nothing.keep(ended("a"))
     with pytest.raises(NotFound):
         nothing.find("a")
 
 
 def test_a_story_is_shown_as_lines() -> None:
-    assert shown(story_of("a")).splitlines() == [
+    assert shown(ended("a").story()).splitlines() == [
         "a: finished, 3 prompt and 4 output tokens",
         "       0.0 ms  received",
         "       2.1 ms  finished (stop)",

@@ -48,6 +48,7 @@ from fourhop.tokens.limits import Limits, check_request, check_supported, resolv
 from fourhop.wire.errors import ClientError, FourhopError
 from fourhop.wire.generate import GenerateChunk, GenerateRequest
 from fourhop.wire.moments import Moment, Timeline
+from fourhop.wire.prompt import Prompt
 
 log = logging.getLogger(__name__)
 request_log = logging.getLogger("fourhop.request")
@@ -206,13 +207,17 @@ class Router:
             run.on_placed = placed
 
     def _runs_of(self, request: GenerateRequest, received_s: float) -> list[Run]:
-        """The runs of a request, one for each choice, checked, and resolved so that every leg sees the same."""
+        """The runs of a request, one for each choice, checked, and resolved so that every leg sees the same.
+
+        All have the prompt itself in common, which is packed and encoded once.
+        """
         if request.kv_transfer_params is not None:
             raise ClientError("kv_transfer_params: transfers are the router's own affair", param="kv_transfer_params")
         limits = self._limits()
         check_request(self._without_wishes(request), limits)
         if limits.max_model_len is not None:
             request = resolve_max_tokens(request, limits.max_model_len)
+        request = msgspec.structs.replace(request, token_ids=Prompt(request.token_ids))
         return [Run(choice, Timeline(received_s)) for choice in split_choices(with_seed(request, self._draw_seed))]
 
     def _without_wishes(self, request: GenerateRequest) -> GenerateRequest:
@@ -263,10 +268,10 @@ class Router:
 
     def _report(self, record: Record, account: Account | None) -> None:
         """Count a request that ended, remember it, and leave its line in the log."""
-        self.metrics.requests.labels(record.outcome).inc()
+        self.metrics.requests[record.outcome].inc()
         ended_s = self._clock() - record.timeline.at_s[Moment.RECEIVED]
         if self.config.max_history:
-            self.history.keep(record.story(ended_s), account)
+            self.history.keep(record.ended(ended_s), account)
         if record.hop is not None:
             record.trace(record.hop)
         if request_log.isEnabledFor(logging.INFO):

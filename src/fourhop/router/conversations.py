@@ -65,7 +65,7 @@ class Conversations:
             return None
         self._extend(run, prefill)
         match = self._index.longest(run.pages, lambda holder: self._can_give(holder, prefill))
-        self._metrics.prefix_matches.labels(match.relation).inc()
+        self._metrics.prefix_matches[match.relation].inc()
         if match.holder is None:
             return None
         run.holder = match.holder.engine
@@ -74,7 +74,7 @@ class Conversations:
             return None
         params, outcome = await self._ask(run, match, match.holder)
         if params is None:
-            self._metrics.prefix_tickets.labels(outcome).inc()
+            self._metrics.prefix_tickets[outcome].inc()
             self.leave(run)
         return params
 
@@ -135,7 +135,7 @@ class Conversations:
         """The prompt was computed at `prefill`, with the ticket's help if it pulled."""
         if run.prefix is not None:
             was_pulled = moments is not None and Moment.KV_READY in moments
-            self._metrics.prefix_tickets.labels("used" if was_pulled else "unused").inc()
+            self._metrics.prefix_tickets["used" if was_pulled else "unused"].inc()
             if was_pulled:
                 self._metrics.prefix_tokens.inc(run.num_prefix_tokens)
                 self._ledger.end(run.prefix, HoldState.PULLED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import ceil, inf
 
@@ -18,6 +18,13 @@ from fourhop.router.run import Run
 from fourhop.router.worker import Worker
 from fourhop.wire.errors import Unavailable
 from fourhop.wire.generate import GenerateRequest, Targets
+
+
+def _nothing() -> None:
+    """Nobody waits for a request that did not wait."""
+
+
+OPEN = nullcontext(_nothing)
 
 
 @dataclass
@@ -36,8 +43,7 @@ class Gate:
     _entering: set[int] = field(default_factory=set)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    @asynccontextmanager
-    async def entered(self, run: Run, num_choices: int = 1) -> AsyncIterator[Callable[[], None]]:
+    def entered(self, run: Run, num_choices: int = 1) -> AbstractAsyncContextManager[Callable[[], None]]:
         """Wait for a place for a request, of which this is the first choice; what it gives is to be called when it is
         with an engine.
 
@@ -45,8 +51,11 @@ class Gate:
         """
         targets = targets_of(run.request, self.config)
         if not targets.ttft_ms and not targets.itl_ms and not self.queue:
-            yield _nothing
-            return
+            return OPEN
+        return self._entered(run, targets, num_choices)
+
+    @asynccontextmanager
+    async def _entered(self, run: Run, targets: Targets, num_choices: int) -> AsyncIterator[Callable[[], None]]:
         self.placer.progress.watches = True
         waiter = self._waiter(run.request, targets, num_choices)
         self._runs[waiter.number] = run
@@ -164,7 +173,3 @@ class Gate:
         if waiter.number in self._entering:
             self._entering.discard(waiter.number)
             self.changed()
-
-
-def _nothing() -> None:
-    """Nobody waits for a request that did not wait."""

@@ -22,13 +22,25 @@ log = logging.getLogger(__name__)
 HANDOVER_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
+class Labelled(dict[str, Counter]):
+    """A counter for each value of its one label. Each is looked up once: the library takes a lock every time."""
+
+    def __init__(self, name: str, text: str, label: str, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._all = Counter(name, text, [label], registry=registry)
+
+    def __missing__(self, value: str) -> Counter:
+        one = self[value] = self._all.labels(value)
+        return one
+
+
 class RouterMetrics:
     """Counters of what the router did. One registry belongs to one server."""
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
-        self.requests = Counter("fourhop_router_requests", "Requests by how they ended", ["outcome"], registry=registry)
-        self.placements = Counter(
-            "fourhop_router_placements", "Choices by how they were placed, and why", ["reason"], registry=registry
+        self.requests = Labelled("fourhop_router_requests", "Requests by how they ended", "outcome", registry)
+        self.placements = Labelled(
+            "fourhop_router_placements", "Choices by how they were placed, and why", "reason", registry
         )
         self.fallbacks = Fallbacks(
             Counter(
@@ -67,17 +79,17 @@ class RouterMetrics:
         self.disagreements = Counter(
             "fourhop_router_disagreements", "Requests of which two engines made different tokens", registry=registry
         )
-        self.prefix_matches = Counter(
+        self.prefix_matches = Labelled(
             "fourhop_router_prefix_matches",
             "Split requests by how their prompt relates to the KV that decode engines are known to have",
-            ["relation"],
-            registry=registry,
+            "relation",
+            registry,
         )
-        self.prefix_tickets = Counter(
+        self.prefix_tickets = Labelled(
             "fourhop_router_prefix_tickets",
             "Known beginnings of prompts by what became of their hand-over to the prefill engine",
-            ["outcome"],
-            registry=registry,
+            "outcome",
+            registry,
         )
         self.prefix_tokens = Counter(
             "fourhop_router_prefix_tokens",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
+
+import msgspec
 
 EngineRole = Literal["prefill", "decode"]
 
@@ -35,8 +36,7 @@ class Reason(StrEnum):
     DECODE_BUSY = "decode_busy"
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """An engine that may be picked. `load` is what it is doing for us; `num_placed` all that it was ever given.
 
     `exchange` names what two engines must share to hand KV over; None if this one cannot hand over at all.
@@ -49,8 +49,7 @@ class Candidate:
     exchange: str | None = None
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """The engine that a request starts on. For a split it prefills there and decodes on one with that `exchange`.
 
     `ttft_s` and `itl_s` are what was predicted, where the choice came from a prediction.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from fourhop.router.keys import Account
 from fourhop.router.run import Run
@@ -14,7 +16,7 @@ from fourhop.wire.generate import GenerateRequest
 from fourhop.wire.moments import Moment, Timeline
 from fourhop.wire.why import Step, Story
 
-WORDS = {
+WORDS: dict[str, str] = {
     Moment.RECEIVED: "received",
     Moment.ADMITTED: "admitted",
     Moment.PREFILL_STARTED: "prefill begins",
@@ -24,6 +26,45 @@ WORDS = {
     Moment.DECODE_STARTED: "decode has made its first token",
     Moment.LAST_TOKEN: "the last token is there",
 }
+
+
+class Life(NamedTuple):
+    """One choice's: its moments, and what was decided and when."""
+
+    at_s: dict[str, float]
+    told: list[tuple[float, str]]
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a request: not its tokens, and its story only as far as it costs nothing to keep.
+
+    `ended_s` is seconds after it was received.
+    """
+
+    request_id: str
+    outcome: str
+    finish: str | None
+    status: int | None
+    error: str | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_retries: int
+    lives: list[Life]
+    ended_s: float
+
+    def story(self) -> Story:
+        ending = self.outcome if self.error is None else f"{self.outcome}: {self.error}"
+        return Story(
+            request_id=self.request_id,
+            outcome=self.outcome,
+            status=self.status,
+            error=self.error,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_choices=len(self.lives),
+            num_retries=self.num_retries,
+            steps=[*steps_of(self.lives), Step(self.ended_s, f"{ending} ({self.finish})" if self.finish else ending)],
+        )
 
 
 @dataclass(eq=False)
@@ -71,19 +112,19 @@ class Record:
             "trace_id": None if self.hop is None else self.hop.trace_id,
         }
 
-    def story(self, ended_s: float) -> Story:
-        ending = self.outcome if self.error is None else f"{self.outcome}: {self.error.message}"
-        finish = self._joined(run.finish for run in self.runs)
-        return Story(
+    def ended(self, ended_s: float) -> Ended:
+        """What is kept of it, `ended_s` seconds after it was received."""
+        return Ended(
             request_id=self.request.request_id,
             outcome=self.outcome,
+            finish=self._joined(run.finish for run in self.runs),
             status=None if self.error is None else self.error.status,
             error=None if self.error is None else self.error.message,
             num_prompt_tokens=len(self.request.token_ids),
             num_output_tokens=sum(run.num_output for run in self.runs),
-            num_choices=len(self.runs),
             num_retries=sum(run.num_retries for run in self.runs),
-            steps=[*steps_of(self.runs), Step(ended_s, f"{ending} ({finish})" if finish else ending)],
+            lives=[Life(run.timeline.at_s, run.told) for run in self.runs],
+            ended_s=ended_s,
         )
 
     def trace(self, hop: Hop) -> None:
@@ -117,15 +158,13 @@ class Record:
         return ",".join(dict.fromkeys(value for value in values if value is not None)) or None
 
 
-def steps_of(runs: Iterable[Run]) -> list[Step]:
+def steps_of(lives: Sequence[Life]) -> list[Step]:
     """What happened to all choices of a request, in order of time."""
     steps: list[Step] = []
-    several = list(runs)
-    for number, run in enumerate(several):
-        prefix = f"choice {number}: " if len(several) > 1 else ""
-        received_s = run.timeline.at_s[Moment.RECEIVED]
+    for number, life in enumerate(lives):
+        prefix = f"choice {number}: " if len(lives) > 1 else ""
+        received_s = life.at_s[Moment.RECEIVED]
         shared = (Moment.RECEIVED, Moment.ADMITTED) if number else ()
-        moments = [(name, at_s) for name, at_s in run.timeline.at_s.items() if name in WORDS and name not in shared]
-        told = [(at_s, WORDS[Moment(name)]) for name, at_s in moments]
-        steps += [Step(at_s - received_s, prefix + what) for at_s, what in [*told, *run.told]]
+        moments = [(at_s, WORDS[name]) for name, at_s in life.at_s.items() if name in WORDS and name not in shared]
+        steps += [Step(at_s - received_s, prefix + what) for at_s, what in [*moments, *life.told]]
     return sorted(steps, key=lambda step: step.after_s)

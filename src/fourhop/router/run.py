@@ -129,7 +129,7 @@ class Run:
         params = self.request.sampling_params
         if kind == "prefill":
             params = msgspec.structs.replace(params, max_tokens=1)
-        if kind == "decode" or not self.owes_prompt_logprobs:
+        if params.prompt_logprobs is not None and (kind == "decode" or not self.owes_prompt_logprobs):
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         return msgspec.structs.replace(
             self.request,

@@ -87,7 +87,7 @@ class Split:
         run.reason, run.forecast = placement.reason, placement
         run.timeline.mark(Moment.PLACED, self.clock())
         run.told.append((run.timeline.at_s[Moment.PLACED], told_placement(placement)))
-        self.metrics.placements.labels(placement.reason).inc()
+        self.metrics.placements[placement.reason].inc()
         if is_fallback(placement.reason, self.fleet):
             self.metrics.fallbacks.note(
                 placement.reason, f"request {run.request.request_id} whole on {placement.engine}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -86,7 +87,7 @@ class Timeline:
     def since_received(self) -> dict[str, float]:
         """Seconds after `received`, in the order in which the moments happened."""
         start = self.at_s[RECEIVED]
-        return {name: at - start for name, at in sorted(self.at_s.items(), key=lambda item: item[1])}
+        return {name: at - start for name, at in sorted(self.at_s.items(), key=itemgetter(1))}
 
 
 def server_timing(since_received: dict[str, float]) -> str:

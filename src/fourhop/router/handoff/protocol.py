@@ -24,8 +24,7 @@ class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     engine_id: str = ""
 
 
-@dataclass(frozen=True)
-class Handle:
+class Handle(msgspec.Struct, frozen=True):
     """The right of one decode engine to one prompt's KV, once, until `expires_at_s` (Unix time).
 
     `params` are what the decode leg is sent; `epoch` is the producer's boot id, None where engines tell none. With
@@ -41,8 +40,7 @@ class Handle:
     is_freed_by_refusal: bool = False
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """A hand-over before anything is sent. `transfer_id` is ours and unique; `prefix` a ticket for KV of the prompt's
     beginning; `decode` is known in advance where the protocol asks for that."""
 
@@ -53,8 +51,7 @@ class Question:
     now_s: float
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What a prefill leg said of its hold, and what is known of the request and of the engine.
 
     `token_ids` are the prompt's `num_prompt_tokens` and what was made after them; `fingerprint` is None where the
