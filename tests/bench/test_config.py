@@ -13,6 +13,9 @@ from fourhop.bench.dataset_config import DatasetConfig
 @pytest.mark.parametrize(
     ("make", "wrong", "message"),
     [
+        (TargetConfig, {"base_url": "nope"}, "not the URL of a server: nope"),
+        (TargetConfig, {"host": ""}, "not the URL of a server"),
+        (TargetConfig, {"metrics_url": ("a:1/metrics",)}, "not an http URL: a:1/metrics"),
         (MetricsConfig, {"goodput": ("ttft",)}, "a limit is NAME:MILLISECONDS"),
         (MetricsConfig, {"goodput": ("itl:3",)}, "a limit is ttft, tpot, e2el"),
         (MetricsConfig, {"goodput": ("ttft:nan",)}, "with a positive number"),

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fourhop.tokens.address import check_url, split_url
+
 BackendName = Literal["vllm", "vllm-chat", "openai", "openai-chat", "generate"]
 MetricName = Literal["ttft", "tpot", "itl", "chunk_gap", "e2el", "client_queue_time", "e2el_including_client_queue"]
 LIMITED = ("ttft", "tpot", "e2el")
@@ -60,6 +62,9 @@ class TargetConfig:
     ready_check_timeout_sec: float = 0.0
 
     def __post_init__(self) -> None:
+        check_url(self.root)
+        for url in self.metrics_url:
+            split_url(url)
         for text in self.header:
             if not text.partition("=")[1] or "\n" in text or "\r" in text:
                 raise ValueError(f"a header is KEY=VALUE, not {text!r}")
