@@ -180,6 +180,20 @@ def test_watchers_look_often_at_a_well_engine_and_less_and_less_at_a_dead_one() 
     run(scenario())
 
 
+def test_why_an_engine_is_not_there_at_the_start_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        fleet, worker = watched(engine := StubEngine("http://p0"), Clock())
+        engine.ill = PeerError("cannot connect to http://p0: Connection refused")
+        for _ in range(3):
+            await fleet.look(worker)
+        assert [record.message for record in caplog.records] == [f"engine http://p0 is down: {engine.ill.message}"]
+        engine.ill = None
+        await fleet.look(worker)
+        assert worker.down is None
+
+    run(scenario())
+
+
 def test_an_engine_that_is_not_there_at_the_start_is_waited_for() -> None:
     async def scenario() -> None:
         async with bench() as one:

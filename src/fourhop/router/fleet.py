@@ -14,7 +14,7 @@ from fourhop.router.costs import EngineCosts
 from fourhop.router.policy import Candidate
 from fourhop.router.ranks import SHORT, Ranks
 from fourhop.router.verdict import Verdict, backoff_s, judge
-from fourhop.router.worker import Worker, differ, is_same
+from fourhop.router.worker import NOT_SEEN, Worker, differ, is_same
 from fourhop.service.tasks import end_tasks
 from fourhop.wire.errors import FourhopError, PeerTimeout, Unavailable
 from fourhop.wire.worker import WorkerInfo
@@ -235,6 +235,7 @@ class Fleet:
         if worker.down is None:
             worker.num_faults += 1
             worker.retry_at_s = self.clock() + backoff_s(worker.num_faults, self.config.probe_backoff_s)
+        if worker.down in (None, NOT_SEEN):
             log.warning("engine %s is down: %s", worker.name, reason)
         worker.down = reason
 

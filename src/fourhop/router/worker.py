@@ -52,6 +52,8 @@ class Sizes(NamedTuple):
 
 UNTOLD = Sizes()
 
+NOT_SEEN = "not seen yet"
+
 
 @dataclass
 class Worker:
@@ -72,7 +74,7 @@ class Worker:
     endpoint: Endpoint = field(default_factory=Endpoint)
     info: WorkerInfo | None = None
     known_sizes: Sizes = UNTOLD
-    down: str | None = "not seen yet"
+    down: str | None = NOT_SEEN
     is_draining: bool = False
     is_leaving: bool = False
     in_flight: int = 0
