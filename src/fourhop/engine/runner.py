@@ -8,6 +8,7 @@ from transformers import AttentionInterface
 
 from fourhop.engine.attention import ATTENTION, PagedKV, paged_attention
 from fourhop.engine.batch import build_batch
+from fourhop.engine.layers import fuse_layers
 from fourhop.engine.model import LoadedModel
 from fourhop.engine.sampled import Computed
 from fourhop.engine.sampler import SampleRow, prompt_logprobs, sample
@@ -27,6 +28,8 @@ class Runner:
 
     def __init__(self, model: LoadedModel, pool: KVPool, device: torch.device) -> None:
         self._model = model
+        if device.type == "cpu" and model.dtype == torch.float32:
+            fuse_layers(model.module, paged_attention, model.sliding_windows)
         self._block_size = pool.layout.block_size
         layout = pool.layout
         shape = (layout.num_planes, layout.num_blocks * layout.block_size, layout.num_kv_heads, layout.head_dim)
