@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +21,8 @@ from starlette.routing import Route
 from fourhop.service import ServerConfig, bind, create_app, ended_by_signals, json_response, run, serve, stream_response
 from fourhop.service.logs import LineFormatter, event
 from fourhop.wire.errors import StartError
+
+RunLoop = Callable[[Coroutine[None, None, None]], None]
 
 
 class Server:
@@ -56,7 +59,9 @@ class Server:
 
         return await stream_response(events())
 
-    def run(self, scenario: Callable[[httpx.AsyncClient], Coroutine[None, None, None]]) -> None:
+    def run(
+        self, scenario: Callable[[httpx.AsyncClient], Coroutine[None, None, None]], run_loop: RunLoop = asyncio.run
+    ) -> None:
         async def main() -> None:
             listener = bind(self.config)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -66,11 +71,21 @@ class Server:
                 await scenario(client)
             await serving
 
-        asyncio.run(main())
+        run_loop(main())
 
 
 def stop() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def refused(client: httpx.AsyncClient) -> None:
+    """Until the server of this client takes no new connection."""
+    while True:
+        try:
+            async with httpx.AsyncClient(base_url=client.base_url) as other:
+                await other.get("/version")
+        except httpx.ConnectError:
+            return
 
 
 def test_a_signal_lets_open_requests_finish_and_refuses_new_ones() -> None:
@@ -81,12 +96,7 @@ def test_a_signal_lets_open_requests_finish_and_refuses_new_ones() -> None:
         waiting = asyncio.ensure_future(client.get("/wait"))
         await server.entered.wait()
         stop()
-        while True:
-            try:
-                async with httpx.AsyncClient(base_url=client.base_url) as other:
-                    await other.get("/version")
-            except httpx.ConnectError:
-                break
+        await refused(client)
         server.finish.set()
         assert (await waiting).json() == "done"
 
@@ -127,6 +137,25 @@ def test_a_second_signal_or_a_bug_ends_what_is_done_before_the_end(caplog: pytes
     assert not caplog.records
     asyncio.run(main(fails))
     assert [record.getMessage() for record in caplog.records] == ["what is done before the end failed"]
+
+
+@pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run])
+def test_a_second_signal_ends_what_a_drain_waits_for(run_loop: RunLoop) -> None:
+    """On uvloop, which commands run on, a server that closes waits for its connections."""
+    server = Server(drain_timeout_s=600.0)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        reading = asyncio.ensure_future(client.get("/endless"))
+        await server.entered.wait()
+        stop()
+        await refused(client)
+        stop()
+        text = (await reading).text
+        assert text.startswith("data: 1\n\ndata: {") and text.endswith("data: [DONE]\n\n")
+        assert "shutting down" in text
+
+    server.run(scenario, run_loop)
+    assert server.story == ["open", "close"]
 
 
 def test_a_drain_that_takes_too_long_ends_streams_with_an_error_event() -> None:

@@ -160,11 +160,15 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._on_stopping is not None:
             await self._until_hurried(self._on_stopping())
-        await super().shutdown(sockets)
+        await self._until_hurried(super().shutdown(sockets))  # on uvloop it waits for every connection, forced or not
+        if self.force_exit:
+            for task in self.server_state.tasks:
+                task.cancel()
 
     async def _until_hurried(self, work: Awaitable[None]) -> None:
         """Wait for it, but not beyond a second signal. What it fails at keeps no server from its end."""
         task = asyncio.ensure_future(work)
+        await asyncio.wait([task], timeout=HURRY_S)
         while not task.done() and not self.force_exit:
             await asyncio.wait([task], timeout=HURRY_S)
         task.cancel()
