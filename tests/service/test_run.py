@@ -79,12 +79,12 @@ def stop() -> None:
 
 
 async def refused(client: httpx.AsyncClient) -> None:
-    """Until the server of this client takes no new connection."""
+    """Until the server of this client takes no new connection, or ends one that it has just taken."""
     while True:
         try:
             async with httpx.AsyncClient(base_url=client.base_url) as other:
                 await other.get("/version")
-        except httpx.ConnectError:
+        except (httpx.NetworkError, httpx.RemoteProtocolError):
             return
 
 
