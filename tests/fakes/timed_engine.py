@@ -1,7 +1,7 @@
 """Engines that take their time, in virtual time: the real scheduler and block pool, steps that cost what a line says.
 
 There is no model and no KV: every token is 1. A prompt that is computed keeps the streams of its engine waiting, a
-hand-over waits for prefill and then for the wire, as on a real machine.
+hand-over waits for prefill and then for the wire, and engines on one core slow each other down, as on a real machine.
 """
 
 from __future__ import annotations
@@ -35,12 +35,16 @@ FOR_EVER_S = 1e9
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a step (fixed, for each prompt token, for each stream), and of a token's KV to move."""
+    """Seconds of a step (fixed, for each prompt token, for each stream), and of a token's KV to move.
+
+    A step takes `slowdown` times as long while another engine works: they may be threads of one core.
+    """
 
     step_s: float = 0.02
     prompt_token_s: float = 0.002
     stream_s: float = 0.002
     transfer_token_s: float = 0.00002
+    slowdown: float = 1.0
 
 
 @dataclass(eq=False)
@@ -67,6 +71,7 @@ class TimedEngine:
     peers: dict[str, TimedEngine] = field(default_factory=dict)
     num_steps: int = 0
     busy_s: float = 0.0
+    is_working: bool = False
     _ids: itertools.count[int] = field(default_factory=itertools.count)
     _tasks: dict[int, _Task] = field(default_factory=dict)
     _tickets: dict[str, asyncio.Future[None]] = field(default_factory=dict)
@@ -84,6 +89,7 @@ class TimedEngine:
         )
         self.scheduler = Scheduler(BlockPool(20_000), limits)
         self._wake = asyncio.Event()
+        self._disturbed = asyncio.Event()
 
     @property
     def engine_id(self) -> str:
@@ -108,11 +114,33 @@ class TimedEngine:
                 task.add_done_callback(self._loads.discard)
             self._begin(step.work)
             if step.work:
-                await asyncio.sleep(self._seconds(step.work))
+                await self._compute(self._seconds(step.work))
                 self._advance(step.work)
             elif not (step.loads or step.preempted):
+                self._works(False)
                 await self._wake.wait()
                 self._wake.clear()
+
+    def _works(self, is_working: bool) -> None:
+        if is_working is not self.is_working:
+            self.is_working = is_working
+            for other in self.peers.values():
+                other._disturbed.set()
+
+    async def _compute(self, left_s: float) -> None:
+        """So many seconds of work, which take longer while others work."""
+        self._works(True)
+        while left_s > 1e-9:
+            others = any(one.is_working for one in self.peers.values() if one is not self)
+            factor, began_s = self.speed.slowdown if others else 1.0, now()
+            if factor == self.speed.slowdown == 1.0:
+                await asyncio.sleep(left_s)
+                return
+            self._disturbed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s * factor):
+                    await self._disturbed.wait()
+            left_s -= (now() - began_s) / factor
 
     def _take_requests(self) -> None:
         while self._inbox:

@@ -41,7 +41,7 @@ def leftovers_at(router: Router, roles: Mapping[str, EngineRole], now_s: float) 
         if worker.in_flight:
             left.append(f"the router has {worker.in_flight} requests at {worker.name}")
         backlog = worker.backlog
-        if backlog.prompts or backlog.staying or backlog.arriving or backlog.streams or backlog.late:
+        if backlog.prompts or backlog.coming or backlog.streams or backlog.late:
             left.append(f"the router expects work of {worker.name}: {backlog}")
         if worker.down is not None:
             left.append(f"the router has {worker.name} down: {worker.down}")

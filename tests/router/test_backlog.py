@@ -77,4 +77,39 @@ def test_an_announced_prompt_has_its_place_and_its_going_changes_no_other() -> N
     backlog.withdraw_prompt("second")
     backlog.withdraw_prompt("second")
     assert backlog.wait_s(1.5) == 0.5
-    assert backlog.arrivals.rate(1.5) == 0.0, "only what is sent arrives"
+    assert backlog.pauses.rate(1.5) == 0.0, "only what is sent arrives"
+
+
+def test_company_is_who_is_here_for_how_long() -> None:
+    backlog = Backlog()
+    backlog.begin_stream("old", 0.0)
+    backlog.begin_stream("new", 8.0)
+    backlog.expect_stream("later", 14.0)
+    assert backlog.num_beside(10.0, life_s=10.0) == pytest.approx(0.0 + 0.8 + 0.6)
+    assert backlog.num_beside(10.0, life_s=0.0) == 0.0
+    backlog.note_company(2.0)
+    assert backlog.company(1.0) == pytest.approx(1.2)
+
+
+def test_prompts_pause_streams_as_often_as_they_come_while_there_are_any() -> None:
+    backlog = Backlog()
+    assert backlog.pause_rate(0.0, 0.0) == 0.0
+    assert backlog.pause_rate(0.0, 0.5) == pytest.approx(0.5), "what is usual elsewhere, until it is seen here"
+    backlog.expect_prompt("nobody waits for it", 1.0, 5.0, stays=False)
+    backlog.drop("nobody waits for it", 6.0)
+    backlog.begin_stream("stream", 100.0)
+    for number in range(40):
+        backlog.expect_prompt(number, 1.0, 100.0 + number, stays=False)
+        backlog.drop(number, 100.5 + number)
+    backlog.drop("stream", 140.0)
+    assert backlog.pause_rate(1000.0, 0.0) == pytest.approx(1.0, rel=0.05)
+    assert backlog.pause_rate(1000.0, 0.1) == pytest.approx(12 / 30, rel=0.1)
+
+
+def test_a_prompt_is_computed_for_no_longer_than_it_takes() -> None:
+    backlog = Backlog()
+    assert backlog.computed_s(1.0) == 0.0
+    backlog.expect_prompt("a", 2.0, 10.0, stays=False)
+    backlog.expect_prompt("b", 2.0, 10.0, stays=False)
+    assert backlog.computed_s(11.0) == pytest.approx(1.0)
+    assert backlog.computed_s(19.0) == pytest.approx(2.0)

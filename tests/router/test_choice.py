@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourhop.router.choice import Aim, Option, Prospect, aim_of, choose, poisson_cdf
+from fourhop.router.choice import Aim, Option, Prospect, aim_of, chance, choose, whole_on
 from fourhop.router.policy import Reason
 
 AIM = Aim(ttft_s=4.0, itl_s=0.05, num_output=64)
@@ -133,6 +133,17 @@ def test_some_engine_is_always_chosen_whatever_their_order(
     assert option.num_missed >= 0.0
 
 
-@pytest.mark.parametrize(("most", "mean", "expected"), [(0, 0.0, 1.0), (0, 1.0, 0.3679), (2, 1.0, 0.9197)])
-def test_poisson(most: int, mean: float, expected: float) -> None:
-    assert poisson_cdf(most, mean) == pytest.approx(expected, abs=1e-4)
+def test_a_stream_beside_prompts_that_fill_the_engine_is_lost_even_if_few_would_come_in_its_own_time() -> None:
+    """Prompts that come while it waits for others make it wait too."""
+    generous = Aim(ttft_s=4.0, itl_s=0.1, num_output=64)  # two pauses of two seconds are allowed
+    quiet, full = (whole_on(engine("p", pause_rate=rate, pause_s=2.0), generous) for rate in (0.05, 0.45))
+    assert quiet.num_missed < 0.1
+    assert full.num_missed > 0.5
+    assert full.itl_s == pytest.approx(10 * 0.02)
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "expected"), [(1.0, 0.0, 1.0), (1.1, 0.0, 0.0), (1.0, 0.1, 0.5), (0.9, 0.1, 0.841)]
+)
+def test_chance(mean: float, spread: float, expected: float) -> None:
+    assert chance(1.0, mean, spread) == pytest.approx(expected, abs=1e-3)

@@ -110,3 +110,12 @@ def test_trust_in_a_cache_follows_what_it_had() -> None:
     assert costs.cache_trust > 0.99
     costs.note_cached(0, 50)
     assert costs.cache_trust <= 1.0
+
+
+def test_an_idle_engine_is_remembered_through_a_busy_time() -> None:
+    common = EngineCosts()
+    costs = EngineCosts(common)
+    for seconds in (0.05, 0.02, *[0.06] * 100):
+        costs.note_pace(seconds)
+    assert common.idle_step_s == pytest.approx(0.02, rel=0.02)
+    assert common.idle_step_s > 0.02

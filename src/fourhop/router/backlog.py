@@ -13,6 +13,9 @@ GAP_SHARE = 0.1
 
 LEAST_GAP_S = 1e-6
 
+USUAL_GAPS = 2.0
+"""As so many gaps between prompts counts what is usual elsewhere."""
+
 
 @dataclass
 class Arrivals:
@@ -20,7 +23,8 @@ class Arrivals:
 
     usual_s: float = 0.0
     _last_s: float | None = None
-    _gap_s: float | None = None
+    _num: float = 0.0
+    _past_s: float = 0.0
 
     def note(self, seconds: float, now_s: float) -> None:
         """A prompt came, which is expected to take so long."""
@@ -28,34 +32,43 @@ class Arrivals:
             self.usual_s = seconds
         else:
             self.usual_s += (seconds - self.usual_s) * GAP_SHARE
-            gap_s = now_s - self._last_s
-            self._gap_s = gap_s if self._gap_s is None else self._gap_s + (gap_s - self._gap_s) * GAP_SHARE
+            self._num += 1.0 - self._num * GAP_SHARE
+            self._past_s += now_s - self._last_s - self._past_s * GAP_SHARE
         self._last_s = now_s
 
-    def rate(self, now_s: float) -> float:
-        """Prompts a second, by the gaps between the last ones and the one that is open now."""
-        if self._gap_s is None or self._last_s is None:
-            return 0.0
-        return 1.0 / max(LEAST_GAP_S, self._gap_s, (now_s - self._last_s) * GAP_SHARE)
+    def rate(self, now_s: float, usual: float = 0.0) -> float:
+        """Prompts a second, by the gaps between the last ones; of the one that is open now what is longer than those.
+
+        A rate that is usual elsewhere counts as much as `USUAL_GAPS` gaps.
+        """
+        num, past_s = self._num, self._past_s
+        if num and self._last_s is not None:
+            past_s += max(0.0, now_s - self._last_s - past_s / num)
+        if usual:
+            num, past_s = num + USUAL_GAPS, past_s + USUAL_GAPS / usual
+        return num / max(LEAST_GAP_S, past_s) if num else 0.0
 
 
 @dataclass(eq=False)
 class Backlog:
     """Prompts are computed in the order in which they came. A key is in one place at a time.
 
-    Prompts that are `staying` become streams of the same engine. `credit` is how many pauses its streams may still be
-    given. Those that are `late` miss their targets anyhow.
+    `streams` are those that run, with when they began, `coming` those that will, of prompts here or with KV from
+    elsewhere, with when that is expected. `pauses` are prompts that came while there were streams, in the time in which
+    there were. `credit` is how many pauses streams may still be given. Those that are `late` miss their targets anyhow.
     """
 
     prompts: dict[Hashable, float] = field(default_factory=dict)
-    arriving: dict[Hashable, float] = field(default_factory=dict)
-    streams: set[Hashable] = field(default_factory=set)
-    staying: set[Hashable] = field(default_factory=set)
+    coming: dict[Hashable, float] = field(default_factory=dict)
+    streams: dict[Hashable, float] = field(default_factory=dict)
     late: set[Hashable] = field(default_factory=set)
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    pauses: Arrivals = field(default_factory=Arrivals)
+    usual_beside: float = 0.0
     credit: float = 0.0
     _prompts_s: float = 0.0
     _head_since_s: float = 0.0
+    _streamed_s: float = 0.0
+    _streams_since_s: float = 0.0
 
     def announce_prompt(self, key: Hashable, seconds: float, now_s: float) -> None:
         """A prompt will be sent, which is expected to take so long when its turn comes."""
@@ -71,18 +84,21 @@ class Backlog:
     def expect_prompt(self, key: Hashable, seconds: float, now_s: float, *, stays: bool) -> None:
         """A prompt was sent. If it stays, a stream follows."""
         self.announce_prompt(key, seconds, now_s)
-        self.arrivals.note(seconds, now_s)
+        if self.streams:
+            self.pauses.note(seconds, self.streamed_s(now_s))
         if stays:
-            self.staying.add(key)
+            self.coming[key] = now_s + self.wait_s(now_s)
 
     def expect_stream(self, key: Hashable, ready_at_s: float) -> None:
         """A place is taken for a stream whose KV will be here at about that time."""
-        self.arriving[key] = ready_at_s
+        self.coming[key] = ready_at_s
 
     def begin_stream(self, key: Hashable, now_s: float) -> None:
         """A stream has its first token of this engine."""
         self.drop(key, now_s)
-        self.streams.add(key)
+        if not self.streams:
+            self._streams_since_s = now_s
+        self.streams[key] = now_s
 
     def mark_late(self, key: Hashable) -> None:
         """Its first token will not be in time, or was not: nothing more is lost by a pause."""
@@ -91,32 +107,56 @@ class Backlog:
     def drop(self, key: Hashable, now_s: float) -> None:
         """It is done here, or will not be done."""
         self.late.discard(key)
-        self.streams.discard(key)
-        self.arriving.pop(key, None)
+        if self.streams.pop(key, None) is not None and not self.streams:
+            self._streamed_s += now_s - self._streams_since_s
+        self.coming.pop(key, None)
         seconds = self.prompts.pop(key, None)
         if seconds is not None:
             self._prompts_s -= seconds
             self._head_since_s = now_s
-            self.staying.discard(key)
+
+    def streamed_s(self, now_s: float) -> float:
+        """Seconds in which there were streams, all in all."""
+        return self._streamed_s + (now_s - self._streams_since_s if self.streams else 0.0)
+
+    def pause_rate(self, now_s: float, usual_rate: float) -> float:
+        """Prompts a second that come while there are streams; a rate that is usual elsewhere, until it is seen here."""
+        return self.pauses.rate(self.streamed_s(now_s), usual_rate)
 
     def wait_s(self, now_s: float) -> float:
         """How long the prompts that are here will take."""
-        if not self.prompts:
-            return 0.0
-        head_s = next(iter(self.prompts.values()))
-        return max(0.0, self._prompts_s - min(head_s, now_s - self._head_since_s))
+        return max(0.0, self._prompts_s - self.computed_s(now_s)) if self.prompts else 0.0
+
+    def computed_s(self, now_s: float) -> float:
+        """How long the first of the prompts that are here is computed already."""
+        return min(next(iter(self.prompts.values())), now_s - self._head_since_s) if self.prompts else 0.0
 
     def num_streams(self) -> int:
         """Streams that run, and such as there will be."""
-        return len(self.streams) + len(self.staying) + len(self.arriving)
+        return len(self.streams) + len(self.coming)
+
+    def num_beside(self, begin_s: float, life_s: float) -> float:
+        """Streams of now beside one that begins then, by the part of its time that they stay: all live that long."""
+        total = 0.0
+        if life_s <= 0.0:
+            return total
+        for times in (self.streams, self.coming):
+            for at_s in times.values():
+                total += max(0.0, 1.0 - abs(begin_s - at_s) / life_s)
+        return total
+
+    def company(self, num_beside: float) -> float:
+        """Streams beside one, over its time: so many of now, and such as usually begin after it."""
+        return num_beside + self.usual_beside
+
+    def note_company(self, num_beside: float) -> None:
+        """A stream was placed here, which will have so many of now beside it: as many will begin after it."""
+        self.usual_beside += (num_beside - self.usual_beside) * GAP_SHARE
 
     def num_paused_by(self, until_s: float) -> tuple[int, int]:
         """Streams that a prompt which is computed from now until then would keep waiting; and such as are in time."""
-        if not (self.streams or self.staying or self.arriving):
-            return 0, 0
-        soon = [key for key, ready_at_s in self.arriving.items() if ready_at_s < until_s]
-        num_paused = len(self.streams) + len(self.staying) + len(soon)
+        soon = [key for key, ready_at_s in self.coming.items() if ready_at_s < until_s]
+        num_paused = len(self.streams) + len(soon)
         if not self.late:
             return num_paused, num_paused
-        num_late = len(self.late & self.streams) + len(self.late & self.staying) + sum(key in self.late for key in soon)
-        return num_paused, num_paused - num_late
+        return num_paused, num_paused - len(self.late & self.streams.keys()) - sum(key in self.late for key in soon)

@@ -7,7 +7,7 @@ is known yet is taken to be like the others. Pure: no I/O, no clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 
 DECAY = 0.9
 """What an observation counts less with each one that follows: about the last ten matter."""
@@ -19,6 +19,9 @@ OVERLAP = 0.1
 """Prompts that were computed for more than this part of their time together count as one piece of work."""
 
 MAX_TOGETHER = 16
+
+IDLE_SHARE = 0.0001
+"""By so much of itself what an idle engine takes is believed to grow with every answer that took longer."""
 
 CACHE_SHARE = 0.4
 OUTPUT_SHARE = 0.05
@@ -89,7 +92,8 @@ class EngineCosts:
     `prefill` is by tokens that are not cached, `step` (the time from one token to the next) by streams, `handover`
     (from the end of prefill to the first token that this engine decodes) by tokens of the prompt. `busy_s` is
     the time that it was seen to prefill, all in all; `cache_trust` is the part
-    of the tokens that it was expected to have cached which it had, `num_output` how many tokens an answer usually has.
+    of the tokens that it was expected to have cached which it had, `num_output` how many tokens an answer usually has,
+    `idle_step_s` what a token takes a stream that nothing disturbs.
     """
 
     common: EngineCosts | None = None
@@ -99,6 +103,7 @@ class EngineCosts:
     busy_s: float = 0.0
     cache_trust: float = 1.0
     num_output: float = 128.0
+    idle_step_s: float = inf
     _tokens_together: int = 0
     _num_together: int = 0
     _since_s: float = 0.0
@@ -147,6 +152,11 @@ class EngineCosts:
     def note_step(self, num_streams: int, seconds: float) -> None:
         for costs in self._learners():
             costs.step.learn(num_streams, seconds)
+
+    def note_pace(self, seconds: float) -> None:
+        """A stream took so long a token, all that kept it waiting included: at best what an idle engine takes."""
+        for costs in self._learners():
+            costs.idle_step_s = min(seconds, costs.idle_step_s * (1.0 + IDLE_SHARE))
 
     def note_handover(self, num_tokens: int, seconds: float) -> None:
         for costs in self._learners():

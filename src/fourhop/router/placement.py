@@ -103,12 +103,17 @@ class Placer:
 
     def _weigh(self, run: Run, workers: list[Worker], cached: Mapping[str, int], now_s: float) -> tuple[Option, Reason]:
         aim = self._aim(run, workers, now_s)
-        sides: dict[str, list[Prospect]] = {"prefill": [], "decode": []}
-        common_rate = self.progress.arrivals.rate(now_s) / max(1, self.fleet.num_prefill)
-        for worker in workers:
-            num_new = self.progress.num_new_tokens(run, worker, cached.get(worker.name, 0))
-            sides[worker.role].append(self._prospect(run, worker, num_new, common_rate, now_s))
-        return choose(sides["prefill"], sides["decode"], aim)
+        rate = self.progress.arrivals.rate(now_s) / max(1, self.fleet.num_prefill)
+        prefill = [
+            self._prospect(run, worker, cached, now_s, aim, rate) for worker in workers if worker.role == "prefill"
+        ]
+        split_at_s = min((one.ttft_s for one in prefill), default=0.0)
+        decode = [
+            self._prospect(run, worker, cached, now_s, aim, 0.0, split_at_s)
+            for worker in workers
+            if worker.role == "decode"
+        ]
+        return choose(prefill, decode, aim)
 
     def _aim(self, run: Run, workers: list[Worker], now_s: float) -> Aim:
         """The targets of the run: what is configured, or multiples of what an idle engine takes for it."""
@@ -121,40 +126,51 @@ class Placer:
             max(LEAST_LEFT_S, targets.ttft_ms / 1e3 - waited_s) if targets.ttft_ms else 0.0,
             targets.itl_ms / 1e3,
             idle_prefill_s=min([one.prefill.at(num_prompt) for one in costs]),
-            idle_step_s=min([one.step.at(1) for one in costs]),
+            idle_step_s=common.idle_step_s,
             num_output=num_output,
         )
 
-    def _prospect(self, run: Run, worker: Worker, num_new: int, common_rate: float, now_s: float) -> Prospect:
+    def _prospect(
+        self,
+        run: Run,
+        worker: Worker,
+        cached: Mapping[str, int],
+        now_s: float,
+        aim: Aim,
+        usual_rate: float,
+        ready_s: float = 0.0,
+    ) -> Prospect:
+        """`usual_rate` is how often prompts come that are split; a stream does not begin before `ready_s` from now."""
         costs, backlog = worker.costs, worker.backlog
+        num_new = self.progress.num_new_tokens(run, worker, cached.get(worker.name, 0))
         wait_s, prefill_s = backlog.wait_s(now_s), costs.prefill.at(num_new)
-        num_streams = backlog.num_streams()
-        now_step_s = costs.step.at(max(1, num_streams))
-        arrivals, rate = backlog.arrivals, backlog.arrivals.rate(now_s)
-        if worker.role == "prefill":  # it had few of late if others took them, but what is split is to come here
-            arrivals = self.progress.arrivals
-            rate = (rate + common_rate) / 2
-        num_paused, num_kept = backlog.num_paused_by(now_s + wait_s + prefill_s)
+        ttft_s, num_streams = wait_s + prefill_s, backlog.num_streams()
+        life_s = costs.step.at(num_streams + 1) * self.progress.common.num_output
+        num_beside = backlog.num_beside(now_s + max(ready_s, ttft_s), life_s)
+        company = backlog.company(num_beside)
+        num_paused, num_kept = backlog.num_paused_by(now_s + ttft_s)
         return Prospect(
             name=worker.name,
             exchange=worker.exchange,
             wait_s=wait_s,
             prefill_s=prefill_s,
             handover_s=costs.handover.at(len(run.request.token_ids)) if worker.role == "decode" else 0.0,
-            step_s=costs.step.at(num_streams + 1),
-            now_step_s=now_step_s,
-            pause_rate=rate,
-            pause_s=arrivals.usual_s,
+            step_s=costs.step.at(company + 1.0),
+            now_step_s=costs.step.at(max(1.0, company)),
+            pause_rate=backlog.pause_rate(now_s, usual_rate),
+            pause_s=max(0.0, self.progress.arrivals.usual_s - costs.step.at(0.0)),
             num_paused=num_paused,
             num_kept=num_kept,
             num_streams=num_streams,
             num_new_tokens=num_new,
+            num_beside=num_beside,
             credit=backlog.credit,
         )
 
     def _book(self, run: Run, option: Option, now_s: float) -> None:
         """Take what the choice costs: the pauses, and a place at the decode engine before prefill starts."""
         self.fleet.workers[option.engine].backlog.credit -= option.num_paused
+        self.fleet.workers[option.decode].backlog.note_company(option.num_beside)
         run.is_late = option.is_late
         if option.is_split:
             self.progress.reserve(run, self.fleet.workers[option.decode], now_s + option.ttft_s)

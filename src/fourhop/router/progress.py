@@ -171,5 +171,6 @@ class Progress:
                 return
             seconds = last - since
         if num_steps > 0:
-            paused_s = costs.busy_s - leg.busy_before_s
+            paused_s = costs.busy_s - leg.busy_before_s + backlog.computed_s(self.clock())
+            costs.note_pace(seconds / num_steps)
             costs.note_step(len(backlog.streams), max(0.0, seconds - paused_s) / num_steps)
