@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,4 +40,19 @@ async def serving(
         try:
             yield f"{'http' if certificate is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
         finally:
+            await stop_listening(server)
             await server.shutdown(sockets=listeners)
+
+
+async def stop_listening(server: uvicorn.Server) -> None:
+    """What was accepted just now is known to the server some turns of the loop later, if it is open then: asyncio
+    leaves a connection open that is accepted in the very turn in which its server closes (CPython issue 109564).
+    """
+    loop = asyncio.get_running_loop()
+    for listening in server.servers:
+        for door in listening.sockets:
+            loop.remove_reader(door)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    for listening in server.servers:
+        listening.close()

@@ -14,6 +14,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from fakes.engines import toy_engine
+from fakes.serving import stop_listening
 from fourhop.engine.app import create
 from fourhop.engine.config import EngineConfig
 from fourhop.engine.sampled import Computed
@@ -85,7 +86,7 @@ class ToyServer:
 
     async def kill(self) -> None:
         assert self._server is not None and self._life is not None
-        await self._stop_listening(self._server)
+        await stop_listening(self._server)
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
         for task in list(self._server.server_state.tasks):
@@ -93,19 +94,6 @@ class ToyServer:
         await asyncio.gather(*self._server.server_state.tasks, return_exceptions=True)
         await self._life.aclose()
         self._server, self._life, self._engine = None, None, None
-
-    @staticmethod
-    async def _stop_listening(server: uvicorn.Server) -> None:
-        """What was accepted just now is known to the server some turns of the loop later, if it is open then: asyncio
-        leaves a connection open that is accepted in the very turn in which its server closes (CPython issue 109564)."""
-        loop = asyncio.get_running_loop()
-        for listening in server.servers:
-            for door in listening.sockets:
-                loop.remove_reader(door)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        for listening in server.servers:
-            listening.close()
 
     async def close(self) -> None:
         if self._life is not None:
