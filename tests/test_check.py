@@ -18,12 +18,14 @@ SHM, TCP = KVTransferConfig("shm"), KVTransferConfig("tcp")
 QUICK = CheckConfig(lengths=(5, 64, 10_000), repeats=1)
 
 
-async def run(prefill: KVTransferConfig | None, decode: KVTransferConfig | None, fingerprint: str = "toy") -> None:
+async def run(
+    prefill: KVTransferConfig | None, decode: KVTransferConfig | None, fingerprint: str = "toy", key: str | None = None
+) -> None:
     async with (
         toy_engine(transfer=prefill) as left,
         toy_engine(transfer=decode, fingerprint=fingerprint) as right,
         serving(create(left, ServerConfig())) as a,
-        serving(create(right, ServerConfig())) as b,
+        serving(create(right, ServerConfig(api_key=() if key is None else (key,)))) as b,
     ):
         await check_transfer(a, b, QUICK)
 
@@ -52,6 +54,13 @@ def test_a_pair_that_cannot_hand_over_is_refused(
 ) -> None:
     with pytest.raises(StartError, match=reason):
         asyncio.run(run(prefill, decode, fingerprint))
+
+
+def test_an_engine_that_needs_a_key_and_one_that_is_not_there_are_one_line_each() -> None:
+    with pytest.raises(StartError, match=r"^http://127\.0\.0\.1:\d+ needs another key: --api-key$"):
+        asyncio.run(run(SHM, SHM, key="right"))
+    with pytest.raises(StartError, match="^cannot connect to http://127.0.0.1:1: Connection refused$"):
+        asyncio.run(check_transfer("http://127.0.0.1:1", "http://127.0.0.1:2", QUICK))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fourhop.tokens.address import check_url
 from fourhop.tokens.client import RemoteTokenServer
 from fourhop.tokens.connection import open_session
 from fourhop.tokens.worker import RemoteWorker
-from fourhop.wire.errors import FourhopError, StartError
+from fourhop.wire.errors import FourhopError, KeyRefused, StartError
 from fourhop.wire.generate import GenerateRequest, SamplingParams
 from fourhop.wire.moments import Moment
 from fourhop.wire.worker import WorkerInfo
@@ -74,6 +74,15 @@ async def check_transfer(prefill: str, decode: str, config: CheckConfig) -> None
     """Measure and print. Raises StartError when the two cannot hand over at all."""
     for url in (prefill, decode):
         _check_url(url)
+    try:
+        await _measure_all(prefill, decode, config)
+    except KeyRefused as error:
+        raise StartError(f"{error.url} needs another key: --api-key") from None
+    except FourhopError as error:
+        raise StartError(error.message) from None
+
+
+async def _measure_all(prefill: str, decode: str, config: CheckConfig) -> None:
     async with open_session() as session:
         infos = [await _info(RemoteWorker(url, session, api_key=config.api_key)) for url in (prefill, decode)]
         _check_pair(*infos)
@@ -97,10 +106,7 @@ def _check_url(url: str) -> None:
 
 
 async def _info(worker: RemoteWorker) -> WorkerInfo:
-    try:
-        info = await worker.check()
-    except FourhopError as error:
-        raise StartError(error.message) from None
+    info = await worker.check()
     if info is None:
         raise StartError(f"{worker.url} is not a fourhop engine")
     return info

@@ -125,6 +125,7 @@ class KeyRefused(PeerRefused):
     def __init__(self, url: str, told: int) -> None:
         message = f"{url} does not take the key of the server that calls it (status {told}): see --upstream-api-key"
         super().__init__(PeerError.status, ErrorBody(message, PeerError.type, None, PeerError.status))
+        self.url = url
 
 
 class TransferError(PeerError):
