@@ -62,6 +62,11 @@ class EventSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str
     replay_endpoint: str = ""
 
+    def __post_init__(self) -> None:
+        for address in (self.endpoint, self.replay_endpoint):
+            if address and not address.startswith(("tcp://", "ipc://")):
+                raise ValueError(f"not a ZMQ address, such as tcp://HOST:PORT: {address[:200]}")
+
 
 @dataclass(frozen=True)
 class RouterConfig:
