@@ -9,7 +9,7 @@ import msgspec
 
 from fourhop.tokens.address import check_url
 from fourhop.tokens.connection import Timeouts, call, open_session, request_headers
-from fourhop.wire.errors import FourhopError, StartError
+from fourhop.wire.errors import FourhopError, NotFound, StartError
 from fourhop.wire.why import STORY_PATH, Story
 
 PATIENCE = Timeouts(first_byte_s=10.0, idle_s=10.0)
@@ -45,7 +45,8 @@ async def fetch_story(request_id: str, config: WhyConfig) -> Story:
         ):
             return msgspec.json.decode(await answer.read_all(), type=Story)
     except FourhopError as error:
-        raise StartError(error.message) from None
+        is_elsewhere = error.status == NotFound.status and error.param is None  # no server that knows of stories
+        raise StartError(f"{config.url} is no fourhop router" if is_elsewhere else error.message) from None
     except msgspec.DecodeError:
         raise StartError(f"{config.url} is no fourhop router") from None
 
