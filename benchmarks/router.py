@@ -6,10 +6,11 @@ Two mock engines answer at once, so all that is left is the router and the netwo
 `fourhop router` command, alone on one core; engines and load share another. Latency is measured from the moment at
 which a request was due (open loop, so a slow answer delays nothing but itself) to its last byte; "added" is the split
 request through the router minus the same request sent straight to a decode engine. The largest rate is measured with
-`CONCURRENCY` requests always open, that of `LONG` prompts with `LONG_OPEN`. Chunks are measured with `NUM_STREAMS`
-streams whose engine sends each a token in every step, more than the router carries: counted are the events that reach
-clients, so tokens that pile up and travel in one event count once. The longest stall is how late an event of some calm
-streams comes while `LONGEST` prompts are let in. Every answer is checked. The last line is JSON.
+`CONCURRENCY` requests always open, that of `LONG` prompts with `LONG_OPEN`; where the router did not use nearly all of
+its core, the rate is that of a busy machine, not the router's. Chunks are measured with `NUM_STREAMS` streams whose
+engine sends each a token in every step, more than the router carries: counted are the events that reach clients, so
+tokens that pile up and travel in one event count once. The longest stall is how late an event of some calm streams
+comes while `LONGEST` prompts are let in. Every answer is checked. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -195,13 +196,15 @@ class Bench:
         return Load(self.port, shape)
 
     async def at_most(self, shape: Shape, num_open: int, seconds: float) -> dict[str, float]:
-        """The largest rate: requests and events a second, and milliseconds of processor time a request."""
+        """The largest rate: requests and events a second, milliseconds of processor time a request, and how much of its
+        core the router used.
+        """
         load = self.load(shape)
         await load.at_most(num_open, min(1.0, seconds))
         before_s, started_s = cpu_s(self.pid), time.perf_counter()
         rps, events_per_s = await load.at_most(num_open, seconds)
         busy = (cpu_s(self.pid) - before_s) / (time.perf_counter() - started_s)
-        return {"rps": rps, "events_per_s": events_per_s, "cpu_ms": busy / rps * 1e3}
+        return {"rps": rps, "events_per_s": events_per_s, "cpu_ms": busy / rps * 1e3, "busy": busy}
 
     async def added(self, rate: float, seconds: float) -> dict[str, float]:
         """What the router adds at this rate."""
@@ -247,7 +250,8 @@ def measure(rate: float, seconds: float) -> dict[str, float]:
     os.sched_setaffinity(0, {LOAD_CORE})
     with bench(USUAL) as one:
         result = uvloop.run(one.added(rate, seconds))
-        result["split_rps"] = uvloop.run(one.at_most(USUAL, CONCURRENCY, seconds))["rps"]
+        most = uvloop.run(one.at_most(USUAL, CONCURRENCY, seconds))
+        result |= {"split_rps": most["rps"], "split_cpu_ms": most["cpu_ms"], "split_busy": most["busy"]}
     with bench(LONG) as one:
         long = uvloop.run(one.at_most(LONG, LONG_OPEN, seconds))
         result |= {"rps_100k": long["rps"], "cpu_100k_ms": long["cpu_ms"]}
@@ -266,7 +270,10 @@ def report(result: dict[str, float]) -> None:
     for row in ("direct", "split", "added"):
         print(f"{row:<12}{result[f'{row}_p50_ms']:>10.2f}{result[f'{row}_p99_ms']:>10.2f}")
     print(f"\nprocessor time of the router: {result['router_cpu_ms']:.2f} ms a request")
-    print(f"largest rate, {CONCURRENCY} open: {result['split_rps']:.0f} split requests a second")
+    print(
+        f"largest rate, {CONCURRENCY} open: {result['split_rps']:.0f} split requests a second, "
+        f"{result['split_cpu_ms']:.2f} ms of processor time each, on {result['split_busy']:.0%} of the core"
+    )
     print(
         f"{LONG.num_prompt} prompt tokens, {LONG_OPEN} open: {result['rps_100k']:.1f} a second, "
         f"{result['cpu_100k_ms']:.1f} ms of processor time each"

@@ -22,7 +22,7 @@ class ErrorEvent(msgspec.Struct):
     code: int | str | None = None
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """A chunk or an error, as any server of this protocol may write it."""
 
     choices: list[ChunkChoice] = []

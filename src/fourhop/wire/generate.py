@@ -99,7 +99,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     ec_transfer_params: dict[str, Any] | None = None
 
 
-class PromptTokensDetails(msgspec.Struct, frozen=True):
+class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int = 0
 
 
@@ -107,7 +107,7 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -115,7 +115,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
-class ChunkChoice(msgspec.Struct, frozen=True):
+class ChunkChoice(msgspec.Struct, frozen=True, gc=False):
     """What one choice gained: new token ids, and at its end a finish reason, possibly without tokens.
 
     `stop_reason` is the stop token id that ended the choice, None for EOS and for length.
@@ -128,7 +128,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     logprobs: ChoiceLogprobs | None = None
 
 
-class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
+class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One event of a stream. At most one choice each; a usage chunk has none.
 
     `kv_transfer_params` (a ticket) and `moments` (seconds after the hop received the request) come with the finish,
