@@ -119,3 +119,13 @@ def test_an_idle_engine_is_remembered_through_a_busy_time() -> None:
         costs.note_pace(seconds)
     assert common.idle_step_s == pytest.approx(0.02, rel=0.02)
     assert common.idle_step_s > 0.02
+
+
+def test_the_usual_length_follows_the_answers_and_the_first_ones_soon() -> None:
+    costs = EngineCosts()
+    for _ in range(20):
+        costs.note_output(40)
+    assert 40 < costs.num_output < 60
+    for _ in range(100):
+        costs.note_output(200)
+    assert costs.num_output == pytest.approx(200, rel=0.01)

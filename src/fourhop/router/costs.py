@@ -25,7 +25,10 @@ IDLE_SHARE = 0.0001
 
 CACHE_SHARE = 0.4
 OUTPUT_SHARE = 0.05
-"""What the newest prompt counts in the trust in an engine's cache, and the newest answer in the usual length."""
+"""What the newest prompt counts in the trust in a cache, and at least the newest answer in the usual length."""
+
+FIRST_GUESS = 4
+"""The guess at the usual length counts as so many answers: those that end first are short."""
 
 
 class Line:
@@ -104,6 +107,7 @@ class EngineCosts:
     cache_trust: float = 1.0
     num_output: float = 128.0
     idle_step_s: float = inf
+    _num_answers: int = 0
     _tokens_together: int = 0
     _num_together: int = 0
     _since_s: float = 0.0
@@ -168,7 +172,8 @@ class EngineCosts:
             self.cache_trust += (min(1.0, num_cached / num_expected) - self.cache_trust) * CACHE_SHARE
 
     def note_output(self, num_tokens: int) -> None:
-        self.num_output += (num_tokens - self.num_output) * OUTPUT_SHARE
+        self._num_answers += 1
+        self.num_output += (num_tokens - self.num_output) * max(OUTPUT_SHARE, 1.0 / (FIRST_GUESS + self._num_answers))
 
     def _learners(self) -> tuple[EngineCosts, ...]:
         return (self,) if self.common is None else (self, self.common)
