@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ class Served:
         An engine that shares its core is timed alone half of the time.
         """
         alone_s = speed.step_s + self.num_prompt * speed.prompt_token_s
-        part = speed.slowdown**0.5
+        part = sqrt(speed.slowdown)
         return self.ttft_s <= 4 * alone_s * part and self.tpot_s <= 2 * (speed.step_s + speed.stream_s) * part
 
 
