@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fourhop.engine.attention import PagedKV, paged_attention
 from fourhop.engine.batch import Batch, build_batch, context_runs
-from fourhop.engine.scheduler import Work
 from fourhop.engine.sequence import Sequence
+from fourhop.engine.step import Work
 from fourhop.wire.generate import SamplingParams
 
 HEADS, KV_HEADS, DIM, BLOCK = 4, 2, 8, 4

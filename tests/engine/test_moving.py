@@ -17,7 +17,7 @@ from fakes.engines import toy_engine, toy_pair
 from fourhop.engine.app import create
 from fourhop.engine.config import EngineConfig
 from fourhop.engine.sampled import Computed
-from fourhop.engine.scheduler import Work
+from fourhop.engine.step import Work
 from fourhop.engine.toy import ToyRunner, toy_output
 from fourhop.kv.config import KVTransferConfig
 from fourhop.kv.layout import KVPool

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourhop.engine.blocks import BlockPool
-from fourhop.engine.scheduler import Limits, Scheduler, Step
+from fourhop.engine.scheduler import Scheduler
 from fourhop.engine.sequence import Finish, Phase, Sequence
+from fourhop.engine.step import Limits, Step
 from fourhop.wire.generate import SamplingParams
 from fourhop.wire.logprobs import PromptLogprob
 from fourhop.wire.ticket import KVTicket, hash_tokens

@@ -18,8 +18,9 @@ from prometheus_client import CollectorRegistry
 
 from fakes.virtual_time import now
 from fourhop.engine.blocks import BlockPool
-from fourhop.engine.scheduler import Limits, Load, Scheduler, Work
+from fourhop.engine.scheduler import Scheduler
 from fourhop.engine.sequence import Phase, Sequence
+from fourhop.engine.step import Limits, Load, Work
 from fourhop.router.app import Router
 from fourhop.router.config import GoodputConfig, RouterConfig
 from fourhop.router.dial import Dial

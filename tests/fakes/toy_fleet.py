@@ -18,8 +18,8 @@ from fakes.serving import stop_listening
 from fourhop.engine.app import create
 from fourhop.engine.config import EngineConfig
 from fourhop.engine.sampled import Computed
-from fourhop.engine.scheduler import Work
 from fourhop.engine.server import Engine
+from fourhop.engine.step import Work
 from fourhop.engine.toy import ToyRunner
 from fourhop.kv.config import ConnectorOptions, KVEventsConfig, KVTransferConfig
 from fourhop.router.app import Router

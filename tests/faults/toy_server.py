@@ -19,7 +19,7 @@ async def main(connector: str, port: int, kv_port: int) -> None:
     from fakes.engines import toy_engine
     from fourhop.engine.app import create
     from fourhop.engine.sampled import Computed
-    from fourhop.engine.scheduler import Work
+    from fourhop.engine.step import Work
     from fourhop.engine.toy import ToyRunner
     from fourhop.kv.config import ConnectorOptions, KVTransferConfig
     from fourhop.service import ServerConfig

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from fourhop.engine.blocks import BlockPool, extend_hashes
 from fourhop.engine.cachelog import CacheLog
-from fourhop.engine.scheduler import Limits, Scheduler
+from fourhop.engine.scheduler import Scheduler
 from fourhop.engine.sequence import Sequence
+from fourhop.engine.step import Limits
 from fourhop.router.cacheindex import CacheIndex, chain
 from fourhop.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from fourhop.wire.generate import SamplingParams

@@ -18,9 +18,9 @@ from fourhop.engine.jobs import Jobs
 from fourhop.engine.ledger import HoldLedger, Identity
 from fourhop.engine.loop import EngineLoop, ModelRunner
 from fourhop.engine.pulls import PullBook
-from fourhop.engine.scheduler import Limits as StepLimits
 from fourhop.engine.scheduler import Scheduler
 from fourhop.engine.server import ROLES, Engine
+from fourhop.engine.step import Limits as StepLimits
 from fourhop.engine.transfers import RENEW_EVERY_S, Transfers
 from fourhop.kv.config import KVEventsConfig, KVTransferConfig
 from fourhop.kv.connector import Connector, Notify

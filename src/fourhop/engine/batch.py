@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fourhop.engine.scheduler import Work
+from fourhop.engine.step import Work
 
 Run = tuple[int, int]
 """Neighbouring slots (first, length): slot `block · block_size + offset` holds one token's keys and values."""

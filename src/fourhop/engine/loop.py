@@ -14,8 +14,9 @@ from typing import Protocol
 
 from fourhop.engine.jobs import Job, Jobs, Update
 from fourhop.engine.sampled import Computed, Sampled
-from fourhop.engine.scheduler import Scheduler, Work
+from fourhop.engine.scheduler import Scheduler
 from fourhop.engine.sequence import Finish, Phase, Sequence, finish_of
+from fourhop.engine.step import Work
 from fourhop.engine.transfers import MIGRATED, Transfers
 from fourhop.wire.errors import EngineError, FourhopError
 from fourhop.wire.moments import Moment

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fourhop.engine.scheduler import Load
 from fourhop.engine.sequence import Sequence, block_names
+from fourhop.engine.step import Load
 from fourhop.kv.connector import Connector, Pulled, PullFailed
 from fourhop.wire.ticket import KVTicket
 

@@ -12,7 +12,7 @@ from fourhop.engine.layers import fuse_layers
 from fourhop.engine.model import LoadedModel
 from fourhop.engine.sampled import Computed
 from fourhop.engine.sampler import SampleRow, prompt_logprobs, sample
-from fourhop.engine.scheduler import Work
+from fourhop.engine.step import Work
 from fourhop.kv.layout import KVPool
 from fourhop.wire.logprobs import PromptLogprob
 

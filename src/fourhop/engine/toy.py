@@ -12,7 +12,7 @@ import numpy as np
 
 from fourhop.engine.batch import Run, build_batch
 from fourhop.engine.sampled import Computed, Sampled
-from fourhop.engine.scheduler import Work
+from fourhop.engine.step import Work
 from fourhop.kv.layout import BlockLayout, KVPool
 from fourhop.wire.logprobs import PromptLogprob, PromptLogprobs
 

@@ -12,8 +12,9 @@ from fourhop.engine.jobs import Job, Jobs, Update
 from fourhop.engine.ledger import HoldLedger
 from fourhop.engine.pulls import PullBook
 from fourhop.engine.sampled import Sampled
-from fourhop.engine.scheduler import Load, Scheduler, Work
+from fourhop.engine.scheduler import Scheduler
 from fourhop.engine.sequence import Finish, Phase, Sequence, finish_of
+from fourhop.engine.step import Load, Work
 from fourhop.kv.connector import Connector, Pulled, PullFailed, Released, Renewed
 from fourhop.service.fallbacks import Seldom
 from fourhop.wire.errors import TransferError
