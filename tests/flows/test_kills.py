@@ -25,7 +25,9 @@ SEEDS = (1, 11, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130, 142, 151, 16
 """No draw of these streams lies within 2e-5 of the border between two tokens. One that does may fall on either side:
 KV that was prefilled differs from KV that was decoded in the last bits."""
 NUM_BEFORE = 5
-"""Tokens that every stream has when engines are killed: all of them are in the middle."""
+"""Tokens that every stream has when engines are killed."""
+NUM_IN_THE_MIDDLE = 15
+"""At least so many have not ended by then. The first may have, while the last wait for their prompts' turn."""
 LIMIT_S = 10.0
 SERVED_LIMIT_S = 90.0
 RESTART_LIMIT_S = 240.0
@@ -99,13 +101,13 @@ def expected(pipeline: Pipeline) -> list[list[int]]:
 
 
 def kill_under_load(pipeline: Pipeline, *engines: str) -> list[Stream]:
-    """Streams that have ended, each in the middle when the engines were killed; errors come within the limit."""
+    """Streams that have ended, most in the middle when the engines were killed; errors come within the limit."""
     streams = [Stream(number) for number in range(NUM_STREAMS)]
     pids = [pipeline.pid_of(engine) for engine in engines]
     with ThreadPoolExecutor(NUM_STREAMS) as threads:
         running = [threads.submit(stream.run, pipeline.url) for stream in streams]
         until(lambda: all(len(stream.token_ids) >= NUM_BEFORE for stream in streams), SERVED_LIMIT_S)
-        assert not [stream.number for stream in streams if stream.finish], "they are all in the middle"
+        assert sum(stream.finish is None for stream in streams) >= NUM_IN_THE_MIDDLE
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         killed_s = time.monotonic()
@@ -162,10 +164,12 @@ def test_the_engine_that_is_left_serves(pipeline: Pipeline, expected: list[list[
 
 def test_with_no_engine_left_requests_are_told_so(pipeline: Pipeline, expected: list[list[int]]) -> None:
     streams = kill_under_load(pipeline, "prefill-0", "decode-0")
-    for stream in streams:
-        assert stream.error is not None and stream.finish is None
-        assert stream.error["code"] in (502, 503), stream.error
+    broken = [stream for stream in streams if stream.finish is None]
+    assert len(broken) >= NUM_IN_THE_MIDDLE
+    for stream in broken:
+        assert stream.error is not None and stream.error["code"] in (502, 503), stream.error
         assert stream.token_ids == expected[stream.number][: len(stream.token_ids)]
+    assert all(stream.token_ids == expected[stream.number] for stream in streams if stream.finish is not None)
     refusal = ask(pipeline)
     assert refusal.status_code == 503
     assert int(refusal.headers["Retry-After"]) >= 1
