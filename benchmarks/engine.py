@@ -4,9 +4,10 @@
 
 One process, pinned to one core, one thread, float32. The limits come from the same weights in the same run: every
 matrix product of one forward pass, back to back, without anything between; and for one decoding stream the time to read
-the weights once. A round measures each row once; the table shows the best round of each, since other processes on the
-machine only ever add time. With `--vllm-python`, a Python that has vLLM, one stock vLLM engine on the same core does
-the same after it, in float32. The last line is JSON.
+the weights once. A round measures each row once. With `--vllm-python`, a Python that has vLLM, one stock vLLM engine on
+the same core takes turns with it, in float32, its client on any core. A machine may change its speed by half within
+minutes, so a ratio is the median of the rounds' ratios; the rates are those of the best round of each row. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import asyncio
 import json
 import os
 import random
+import statistics
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +39,9 @@ from fourhop.tokens.connection import Timeouts, open_session
 from fourhop.tokens.server import TokenServer
 from fourhop.wire.generate import GenerateRequest, SamplingParams
 
-NUM_ROUNDS = 5
+NUM_ROUNDS = 3
+SETTLE_S = 5.0
+"""vLLM's worker keeps its core busy for some time after its last request."""
 PREFILL_TOKENS = (128, 512, 2048)
 DECODE_STREAMS = (1, 2, 4, 8)
 DECODE_PROMPT_TOKENS = 512
@@ -90,35 +96,45 @@ class Results:
     def best(self) -> dict[str, float]:
         return {row: max(values) for row, values in self.rates.items()}
 
+    def ratio(self, row: str, other: str) -> float:
+        """The median of the rounds' ratios."""
+        pairs = zip(self.rates[row], self.rates[other], strict=True)
+        return statistics.median(rate / other_rate for rate, other_rate in pairs)
 
-async def measure(folder: Path) -> dict[str, float]:
-    model = load_model(folder, dtype="float32", device="cpu", attention="sdpa", progress=lambda done, total: None)
-    products = Products.of(model)
-    results = Results()
-    async with open_engine(CONFIG, folder, name="benchmark") as engine:
+
+async def measure(folder: Path, model: str, vllm_python: str | None) -> Results:
+    cores = os.sched_getaffinity(0)
+    core = {max(cores)}  # the first ones serve interrupts
+    async with AsyncExitStack() as stack:
+        vllm = None if vllm_python is None else await stack.enter_async_context(stock_engine(vllm_python, model))
+        os.sched_setaffinity(0, core)
+        loaded = load_model(folder, dtype="float32", device="cpu", attention="sdpa", progress=lambda done, total: None)
+        products = Products.of(loaded)
+        engine = await stack.enter_async_context(open_engine(CONFIG, folder, name="benchmark"))
+        results = Results()
         for number in range(NUM_ROUNDS + 1):
             if number == 1:
                 results = Results()  # the first round warms up
             measure_limits(products, results)
             await measure_engine(engine, "engine", results, random.Random(number))
-    return results.best()
+            if vllm is not None:
+                os.sched_setaffinity(0, cores)
+                await measure_engine(vllm, "vllm", results, random.Random(number))
+                os.sched_setaffinity(0, core)
+                await asyncio.sleep(SETTLE_S)
+    return results
 
 
-async def measure_vllm(python: str, model: str) -> dict[str, float]:
-    """One stock engine behind no router of ours, the client on the other cores."""
+@asynccontextmanager
+async def stock_engine(python: str, model: str) -> AsyncIterator[TokenServer]:
+    """One stock engine behind no router of ours."""
     flags = ("--engine", "vllm", "--vllm-python", python, "--prefill", "0", "--decode", "1", "--max-model-len", "4096")
     command = Command(("fourhop", "up", model, *flags, "--no-enable-prefix-caching", "--port", "0"))
-    results = Results()
     with tempfile.TemporaryDirectory() as folder:
         async with open_session() as session, running(Setup("vLLM", "vllm", (command,)), session, Path(folder)) as site:
             (metrics_url,) = site.metrics_urls
             patience = Timeouts(first_byte_s=600.0, idle_s=600.0)
-            server = RemoteTokenServer(metrics_url.removesuffix("/metrics"), session, timeouts=patience)
-            for number in range(NUM_ROUNDS + 1):
-                if number == 1:
-                    results = Results()
-                await measure_engine(server, "vllm", results, random.Random(number))
-    return results.best()
+            yield RemoteTokenServer(metrics_url.removesuffix("/metrics"), session, timeouts=patience)
 
 
 @torch.inference_mode()
@@ -166,25 +182,26 @@ def make_request(num_prompt: int, max_tokens: int, source: random.Random) -> Gen
     return GenerateRequest(token_ids=prompt, sampling_params=params, stream=True)
 
 
-def print_table(rates: dict[str, float], weight_bytes: int) -> None:
+def print_table(results: Results, weight_bytes: int) -> None:
+    rates = results.best()
     print(f"weights {weight_bytes / 1e6:.0f} MB, read at {rates['read_weights_once'] * weight_bytes / 1e9:.1f} GB/s")
     print(f"{'tokens/s':<14}{'limit':>10}{'engine':>10}{'/ limit':>9}{'vLLM':>10}{'/ vLLM':>9}")
     for name in [row.removesuffix("_limit") for row in rates if row.endswith("_limit")]:
-        limit, engine, vllm = rates[f"{name}_limit"], rates[f"{name}_engine"], rates.get(f"{name}_vllm")
-        beside = "" if vllm is None else f"{vllm:>10.1f}{engine / vllm:>9.2f}"
-        print(f"{name:<14}{limit:>10.1f}{engine:>10.1f}{engine / limit:>9.2f}{beside}")
+        limit, engine, vllm = f"{name}_limit", f"{name}_engine", f"{name}_vllm"
+        line = f"{name:<14}{rates[limit]:>10.1f}{rates[engine]:>10.1f}{results.ratio(engine, limit):>9.2f}"
+        print(line + (f"{rates[vllm]:>10.1f}{results.ratio(engine, vllm):>9.2f}" if vllm in rates else ""))
 
 
-def ratios_of(rates: dict[str, float]) -> dict[str, float]:
+def ratios_of(results: Results) -> dict[str, float]:
     """The figures that this project promises, by name."""
     ratios = {
-        "prefill_over_matmul": rates["prefill_512_engine"] / rates["prefill_512_limit"],
-        "decode_over_bandwidth": rates["decode_1_engine"] / rates["read_weights_once"],
-        "batch8_over_1": rates["decode_8_engine"] / rates["decode_1_engine"],
+        "prefill_over_matmul": results.ratio("prefill_512_engine", "prefill_512_limit"),
+        "decode_over_bandwidth": results.ratio("decode_1_engine", "read_weights_once"),
+        "batch8_over_1": results.ratio("decode_8_engine", "decode_1_engine"),
     }
     for name in ("prefill_512", "prefill_2048", "decode_1", "decode_8"):
-        if (vllm := rates.get(f"{name}_vllm")) is not None:
-            ratios[f"{name}_over_vllm"] = rates[f"{name}_engine"] / vllm
+        if f"{name}_vllm" in results.rates:
+            ratios[f"{name}_over_vllm"] = results.ratio(f"{name}_engine", f"{name}_vllm")
     return ratios
 
 
@@ -193,16 +210,11 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--vllm-python", help="a Python with vLLM, for its figures in the same run")
     options = parser.parse_args()
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})  # the first ones serve interrupts
     torch.set_num_threads(1)
     folder = find(options.model).folder
-    rates = asyncio.run(measure(folder))
-    if options.vllm_python:
-        os.sched_setaffinity(0, cores)
-        rates |= asyncio.run(measure_vllm(options.vllm_python, options.model))
-    print_table(rates, folder.joinpath("model.safetensors").stat().st_size)
-    print(json.dumps({row: round(value, 3) for row, value in {**ratios_of(rates), **rates}.items()}))
+    results = asyncio.run(measure(folder, options.model, options.vllm_python))
+    print_table(results, folder.joinpath("model.safetensors").stat().st_size)
+    print(json.dumps({row: round(value, 3) for row, value in {**ratios_of(results), **results.best()}.items()}))
 
 
 if __name__ == "__main__":
