@@ -39,8 +39,6 @@ async def measure(options: argparse.Namespace) -> int:
     setups = plan_setups(config, options.model)
     async with open_lab(options.model, config.output_dir / "logs", config.num_warmups) as lab:
         calibration = await calibrate(lab, config, setups, options.model)
-        print(f"alone: TTFT {calibration.ttft_s * 1000:.0f} ms, TPOT {calibration.tpot_s * 1000:.1f} ms")
-        print(f"capacity of the replicas: {calibration.capacity:.3f} req/s")
         config = at_rates(config, calibration, options.fractions)
         print_plan(config, setups)
         outcome = await compare_all(lab, config, setups, options.model)

@@ -54,13 +54,17 @@ async def closed_loop(lab: Lab, setup: Setup, plan: Plan, num_prompts: int, num_
 
 
 async def calibrate(lab: Lab, config: CompareConfig, setups: list[Setup], model: str) -> Calibration:
+    """What follows from it is planned before anything is compared, so it is printed first."""
     plan = plan_run(config, model, 1.0, -1)
     split, whole = setups[0], setups[1]
     alone = await closed_loop(lab, split, plan, NUM_ALONE, 1)
     full = await closed_loop(lab, whole, plan, NUM_FOR_CAPACITY, NUM_OPEN)
     ttft_s, tpot_s = alone.summary.metrics["ttft"].median, alone.summary.metrics["tpot"].median
     assert ttft_s is not None and tpot_s is not None and full.summary.request_rate is not None
-    return Calibration(ttft_s, tpot_s, full.summary.request_rate)
+    calibration = Calibration(ttft_s, tpot_s, full.summary.request_rate)
+    print(f"alone: TTFT {calibration.ttft_s * 1000:.0f} ms, TPOT {calibration.tpot_s * 1000:.1f} ms")
+    print(f"capacity of the replicas: {calibration.capacity:.3f} req/s")
+    return calibration
 
 
 async def measure(options: argparse.Namespace) -> int:
@@ -69,8 +73,6 @@ async def measure(options: argparse.Namespace) -> int:
     async with open_lab(options.model, config.output_dir / "logs", config.num_warmups) as lab:
         calibration = await calibrate(lab, config, setups, options.model)
         rates = plan_rates(calibration, options.fractions)
-        print(f"alone: TTFT {calibration.ttft_s * 1000:.0f} ms, TPOT {calibration.tpot_s * 1000:.1f} ms")
-        print(f"capacity of the replicas: {calibration.capacity:.3f} req/s")
         config = dataclasses.replace(
             config, goodput=calibration.limits(), request_rates=",".join(f"{rate:g}" for rate in rates.all())
         )
