@@ -3,7 +3,7 @@ better of always local and always split.
 
     python benchmarks/mixed.py [--num-prompts 100] [--rounds 1] [--fractions 0.6 0.9]
 
-As in `split_pays.py`, a request alone gives the limits (four times its TTFT, twice its TPOT) and eight open ones the
+As in `split_pays.py`, a request alone gives the limits (four times its TTFT, twice its TPOT) and 32 open ones the
 capacity of two replicas; both are printed before anything is compared. Then one prefill and one decode engine that
 always split, two replicas, and one of each with `--placement auto` take turns at the given fractions of the capacity,
 asked the same prompts at the same times, prefix cache off. The router is not told the limits: with targets it would

@@ -3,15 +3,16 @@ replicas on the same two cores.
 
     python benchmarks/split_pays.py [--seconds 120] [--rounds 3] [--auto 'FLAGS']
 
-First a request alone on the split gives the unloaded TTFT and TPOT, and eight open requests at a time give the capacity
-of the replicas (default chunk budget). From these follow limits and rates, which are printed before anything is
-compared: TTFT four unloaded ones, TPOT twice the unloaded one; rates of 30 % of the prefill engine, and of 40 to 60 %
-and more of the capacity. Then the split, the replicas with every chunk budget and, with `--auto`, a `fourhop up` with
-those flags (the router's own choice) take turns, asked the same prompts at the same times, prefix cache off. A ratio
-over several rates is the median of their ratios; what enters is the median of the rounds. The replicas are those with
-the best budget, except for `p99_itl_ratio` and `auto_p99_itl_ratio`, which are against the default one.
-`goodput_ratio` counts goodput as vLLM and the A100 post do, `goodput_ratio_distserve` as DistServe does. The report
-with the curves goes to `--output-dir`. The last line is JSON.
+First a request alone on the split gives the unloaded TTFT and TPOT, and 32 open requests at a time give the capacity of
+the replicas (default chunk budget): the most that they do, which eight open fall short of and 48 do not exceed. From
+these follow limits and rates, which are printed before anything is compared: TTFT four unloaded ones, TPOT twice the
+unloaded one; rates of 30 % of the prefill engine, and of 40 to 60 % and more of the capacity. Then the split, the
+replicas with every chunk budget and, with `--auto`, a `fourhop up` with those flags (the router's own choice) take
+turns, asked the same prompts at the same times, prefix cache off. A ratio over several rates is the median of their
+ratios; what enters is the median of the rounds. The replicas are those with the best budget, except for
+`p99_itl_ratio` and `auto_p99_itl_ratio`, which are against the default one. `goodput_ratio` counts goodput as vLLM and
+the A100 post do, `goodput_ratio_distserve` as DistServe does. The report with the
+curves goes to `--output-dir`. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from fourhop.checkpoint import DEFAULT_MODEL
 from fourhop.wire.errors import StartError
 
 NUM_ALONE = 5
-NUM_OPEN = 8
-NUM_FOR_CAPACITY = 24
+NUM_OPEN = 32
+NUM_FOR_CAPACITY = 48
 
 
 async def closed_loop(lab: Lab, setup: Setup, plan: Plan, num_prompts: int, num_open: int) -> Result:
