@@ -6,13 +6,13 @@ replicas on the same two cores.
 First a request alone on the split gives the unloaded TTFT and TPOT, and 32 open requests at a time give the capacity of
 the replicas (default chunk budget): the most that they do, which eight open fall short of and 48 do not exceed. From
 these follow limits and rates, which are printed before anything is compared: TTFT four unloaded ones, TPOT twice the
-unloaded one; rates of 30 % of the prefill engine, and of 40 to 60 % and more of the capacity. Then the split, the
+unloaded one; a rate that keeps prefill at most 30 % busy, and 40 to 60 % and more of the capacity. Then the split, the
 replicas with every chunk budget and, with `--auto`, a `fourhop up` with those flags (the router's own choice) take
 turns, asked the same prompts at the same times, prefix cache off. A ratio over several rates is the median of their
 ratios; what enters is the median of the rounds. The replicas are those with the best budget, except for
-`p99_itl_ratio` and `auto_p99_itl_ratio`, which are against the default one. `goodput_ratio` counts goodput as vLLM and
-the A100 post do, `goodput_ratio_distserve` as DistServe does. The report with the
-curves goes to `--output-dir`. The last line is JSON.
+`p99_itl_ratio` and `auto_p99_itl_ratio`, which are against the default one. `goodput_ratio` and `auto_goodput_ratio`
+count goodput as vLLM and the A100 post do, with `_distserve` as DistServe does. The report with the curves goes to
+`--output-dir`. The last line is JSON.
 """
 
 from __future__ import annotations
