@@ -3,7 +3,7 @@
 A split is held against the strongest replicas at each claim: against those with the best chunk budget, except where
 the claim itself says "default budget".
 
-A prompt interrupts each stream once for every step that it is computed in. Below about 60 % of the capacity of two
+A prompt interrupts each stream once for every step that it is computed in. Below about half of the capacity of two
 engines that is less than one token in a hundred (prompts per second and engine, times the seconds of a token), so the
 99th percentile does not see it: `worst_itl_ratio`, which has no bar, is told beside it.
 """
