@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -16,8 +17,11 @@ import httpx
 import pytest
 
 from fakes.toy import write_toy_checkpoint
-from fakes.toy_fleet import SlowRunner, toy_fleet
+from fakes.toy_fleet import toy_fleet
 from flows.servers import LISTENING, Server, running, url_of
+from fourhop.engine.sampled import Computed
+from fourhop.engine.step import Work
+from fourhop.engine.toy import ToyRunner
 from fourhop.wire.sse import DONE, SSEDecoder
 
 pytestmark = pytest.mark.slow
@@ -87,8 +91,15 @@ async def stream(session: aiohttp.ClientSession, url: str, name: str, num_tokens
 
 
 def test_a_killed_process_of_a_router_costs_its_own_streams_only() -> None:
+    class PacedRunner(ToyRunner):
+        step_s = 0.008
+
+        def run(self, work: list[Work]) -> Computed:
+            time.sleep(self.step_s)
+            return super().run(work)
+
     async def scenario() -> None:
-        async with toy_fleet(1, 1, runner=SlowRunner) as fleet, AsyncExitStack() as stack:
+        async with toy_fleet(1, 1, runner=PacedRunner) as fleet, AsyncExitStack() as stack:
             engines = ("--prefill", fleet.prefill[0].url, "--decode", fleet.decode[0].url)
             server = Server("router", "--port", "0", "--workers", "2", *engines)
             stack.callback(server.stop)
@@ -107,6 +118,8 @@ def test_a_killed_process_of_a_router_costs_its_own_streams_only() -> None:
             assert all(ids == expected for ids, finish in ends if finish is not None)
             await asyncio.to_thread(server.wait_for, LISTENING, 3)
 
+            await fleet.settle()
+            PacedRunner.step_s = 0.1  # so that 70 steps outlast the abort on its way, however busy the machine
             long = asyncio.create_task(stream(session, url, "long", 70))
             async with asyncio.timeout(30.0):
                 while not len(fleet.decode[0].engine.loop.jobs):  # noqa: ASYNC110
