@@ -35,8 +35,10 @@ TRANSFER = KVTransferConfig(
 class SlowRunner(ToyRunner):
     """A model whose steps take time, so that something can happen between two of them."""
 
+    step_s = 0.008
+
     def run(self, work: list[Work]) -> Computed:
-        time.sleep(0.008)
+        time.sleep(self.step_s)
         return super().run(work)
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -17,11 +16,8 @@ import httpx
 import pytest
 
 from fakes.toy import write_toy_checkpoint
-from fakes.toy_fleet import toy_fleet
+from fakes.toy_fleet import SlowRunner, toy_fleet
 from flows.servers import LISTENING, Server, running, url_of
-from fourhop.engine.sampled import Computed
-from fourhop.engine.step import Work
-from fourhop.engine.toy import ToyRunner
 from fourhop.wire.sse import DONE, SSEDecoder
 
 pytestmark = pytest.mark.slow
@@ -91,12 +87,8 @@ async def stream(session: aiohttp.ClientSession, url: str, name: str, num_tokens
 
 
 def test_a_killed_process_of_a_router_costs_its_own_streams_only() -> None:
-    class PacedRunner(ToyRunner):
-        step_s = 0.008
-
-        def run(self, work: list[Work]) -> Computed:
-            time.sleep(self.step_s)
-            return super().run(work)
+    class PacedRunner(SlowRunner):
+        """Of this test alone, which changes its pace."""
 
     async def scenario() -> None:
         async with toy_fleet(1, 1, runner=PacedRunner) as fleet, AsyncExitStack() as stack:
